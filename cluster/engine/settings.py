@@ -1,0 +1,53 @@
+"""What an engine is built from, before vLLM is imported."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.engine.cpu import profile
+from cluster.models.draft import Speculation
+from cluster.models.folder import ModelFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """A target, perhaps with a draft in the same process (placement `colocated`), and the sizes of its buffers.
+
+    `max_model_len` None means the target's own context; `num_gpu_blocks` None lets vLLM size the KV cache.
+    """
+
+    target: ModelFolder
+    speculation: Speculation | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int | None = None
+    num_gpu_blocks: int | None = None
+    enable_prefix_caching: bool = True
+    seed: int = 0
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens that prompt and answer have together, or None where the model's config doesn't say."""
+        return self.max_model_len or self.target.integer("max_position_embeddings")
+
+    def to_engine_args(self) -> dict[str, Any]:
+        """Keyword arguments for `vllm.EngineArgs`."""
+        arguments: dict[str, Any] = {
+            "model": str(self.target.path),
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "num_gpu_blocks_override": self.num_gpu_blocks,
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "seed": self.seed,
+        }
+        if profile.is_cpu_installation():
+            # float32: kernels for bfloat16 need AVX-512. Eager: compiling takes longer than any run on a CPU.
+            arguments |= {"dtype": "float32", "enforce_eager": True}
+        if self.speculation is not None:
+            arguments["per_request_spec_decode_metrics"] = "detailed"
+            arguments["speculative_config"] = {
+                "model": str(self.speculation.draft.path),
+                "method": self.speculation.method,
+                "num_speculative_tokens": self.speculation.num_speculative_tokens,
+            }
+        return arguments
