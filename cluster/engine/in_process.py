@@ -139,9 +139,7 @@ class InProcessEngine:
             ignore_eos=request.ignore_eos,
             output_kind=RequestOutputKind.DELTA,
         )
-        self._engine.add_request(
-            request_id, TokensPrompt(prompt_token_ids=list(request.prompt_token_ids)), parameters
-        )
+        self._engine.add_request(request_id, TokensPrompt(prompt_token_ids=list(request.prompt_token_ids)), parameters)
         return request_id
 
 

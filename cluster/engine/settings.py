@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.engine.cpu import profile
+from cluster.engine.draft_path import neutral_draft_path
 from cluster.models.draft import Speculation
 from cluster.models.folder import ModelFolder
 
@@ -39,6 +40,7 @@ class EngineSettings:
             "num_gpu_blocks_override": self.num_gpu_blocks,
             "enable_prefix_caching": self.enable_prefix_caching,
             "seed": self.seed,
+            "use_tqdm_on_load": False,
         }
         if profile.is_cpu_installation():
             # float32: kernels for bfloat16 need AVX-512. Eager: compiling takes longer than any run on a CPU.
@@ -46,7 +48,7 @@ class EngineSettings:
         if self.speculation is not None:
             arguments["per_request_spec_decode_metrics"] = "detailed"
             arguments["speculative_config"] = {
-                "model": str(self.speculation.draft.path),
+                "model": str(neutral_draft_path(self.speculation.draft.path)),
                 "method": self.speculation.method,
                 "num_speculative_tokens": self.speculation.num_speculative_tokens,
             }

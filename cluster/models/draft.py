@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from cluster.errors import UserError
@@ -15,7 +16,7 @@ _ARCHITECTURES: dict[str, Method] = {
     "DSparkDraftModel": "dspark",
     "DFlashDraftModel": "dflash",
 }
-# vLLM detects these by name; so do we, in its order.
+# As vLLM detects them, in its order.
 _NAMES: tuple[Method, ...] = ("eagle3", "dflash", "dspark")
 
 # A standalone draft knows no block size. More than this has never paid, and vLLM reserves slots for all of them.
@@ -48,11 +49,11 @@ def plan_speculation(target: ModelFolder, draft: ModelFolder, num_speculative_to
 
 
 def detect_method(draft: ModelFolder) -> Method:
-    """As vLLM does: by architecture, then by the name of folder or repository; else a standalone draft."""
+    """By architecture, then by the name of folder or repository (not of the folders above it); else standalone."""
     for architecture in draft.architectures:
         if architecture in _ARCHITECTURES:
             return _ARCHITECTURES[architecture]
-    name = f"{draft.name}/{draft.path.name}".lower()
+    name = Path(draft.name).name.lower()
     return next((method for method in _NAMES if method in name), "draft_model")
 
 

@@ -1,0 +1,134 @@
+"""`dspark-cluster generate`: one prompt, answered by a target with or without a draft."""
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.commands.terminal import messages
+from cluster.engine.in_process import GenerationDelta, GenerationRequest, InProcessEngine
+from cluster.engine.settings import EngineSettings
+from cluster.errors import UserError
+from cluster.models.prompt import encode_prompt
+from cluster.speculation.figures import AcceptanceFigures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions:
+    """What to sample. `chat` None follows the model: its chat template where it has one."""
+
+    prompt: str
+    chat: bool | None = None
+    max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int | None = None
+    json_output: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateResult:
+    """The answer and its figures. `seconds` runs from the request to its last token, loading left out."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    num_prompt_tokens: int
+    seconds: float
+    seed: int | None
+    acceptance: AcceptanceFigures | None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return len(self.token_ids) / self.seconds if self.seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": len(self.token_ids),
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "seed": self.seed,
+            "speculation": self.acceptance.to_json() if self.acceptance else None,
+        }
+
+    def summary(self) -> str:
+        line = f"{len(self.token_ids)} tokens in {self.seconds:.1f} s, {self.tokens_per_second:.1f} tokens/s"
+        if self.acceptance is None:
+            return line
+        by_position = " ".join(f"{rate:.0%}" for rate in self.acceptance.rate_by_position)
+        return (
+            f"{line}; acceptance length {self.acceptance.acceptance_length:.2f} over {self.acceptance.rounds} rounds, "
+            f"accepted by position {by_position}"
+        )
+
+
+def read_prompt(argument: str | None, file: Path | None) -> str:
+    """The prompt from the argument, a file, or standard input (`-`, or nothing given and a pipe).
+
+    Raises UserError when there is none, or two, or the file can't be read.
+    """
+    if argument is not None and argument != "-" and file is not None:
+        raise UserError("two prompts", "one is an argument and one a file", "give one of them")
+    if file is not None:
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"prompt file {file}", f"it can't be read ({error})", "check its path and encoding"
+            ) from error
+    if argument is not None and argument != "-":
+        return argument
+    if sys.stdin.isatty():
+        raise UserError(
+            "no prompt", "there is none to answer", "give it as an argument, by --prompt-file, or by a pipe"
+        )
+    return sys.stdin.read()
+
+
+def generate(settings: EngineSettings, options: GenerateOptions) -> GenerateResult:
+    """Answer the prompt, streaming the text to standard output and the figures to standard error.
+
+    Raises UserError for a prompt or settings that can't work, before weights are loaded where that can be known.
+    """
+    prompt = encode_prompt(settings.target, options.prompt, chat=options.chat, context_length=settings.context_length)
+    request = GenerationRequest(
+        prompt_token_ids=prompt,
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        seed=options.seed,
+    )
+    with messages.status(f"loading {settings.target.name}"):
+        engine = InProcessEngine(settings)
+    with engine:
+        result = _stream(engine, request, options)
+    if options.json_output:
+        print(json.dumps(result.to_json()))
+    else:
+        messages.print(result.summary(), style="dim", soft_wrap=True)
+    return result
+
+
+def _stream(engine: InProcessEngine, request: GenerationRequest, options: GenerateOptions) -> GenerateResult:
+    start = time.perf_counter()
+    deltas: list[GenerationDelta] = []
+    for delta in engine.stream([request]):
+        deltas.append(delta)
+        if not options.json_output:
+            print(delta.text, end="", flush=True)
+    seconds = time.perf_counter() - start
+    if not options.json_output:
+        print()
+    return GenerateResult(
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        finish_reason=deltas[-1].finish_reason,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        seconds=seconds,
+        seed=request.seed,
+        acceptance=deltas[-1].acceptance,
+    )
