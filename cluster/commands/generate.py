@@ -122,7 +122,7 @@ def _stream(engine: InProcessEngine, request: GenerationRequest, options: Genera
             print(delta.text, end="", flush=True)
     seconds = time.perf_counter() - start
     if not options.json_output:
-        print()
+        print(flush=True)
     return GenerateResult(
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),

@@ -27,6 +27,7 @@ STAND_INS: dict[str, Callable[..., None]] = {
     f"{_REJECTION}._compute_local_residual_mass_kernel": rejection.compute_local_residual_mass,
     f"{_REJECTION}._rejection_kernel": rejection.reject,
     f"{_REJECTION}._resample_kernel": rejection.resample,
+    f"{_REJECTION}._insert_resampled_kernel": rejection.insert_resampled,
 }
 
 

@@ -3,14 +3,12 @@
 A request with n drafted tokens has n + 1 rows of logits: row i judges the draft that stands in `draft_sampled` at
 row i + 1, the last row is the bonus token's. A draft of -1 is a placeholder that is never accepted. `draft_logits`
 [R, K, V], before temperature, is None for drafts that were taken greedily: the draft's distribution is one-hot.
-Under Triton's interpreter the rejection kernel fails for requests that are not greedy.
 
 Sources of the rules: Leviathan et al. 2023 (arXiv 2211.17192) for `standard`, Sun et al. 2024 (arXiv 2403.10444)
 for `block` verification.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +20,7 @@ from cluster.engine.cpu.kernels.sampling import noised_argmax, store_row_maxima
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """One request's part of a round: its rows of logits and its drafted tokens."""
+    """One request's part of a round. `start` is its first row of logits; its drafts are judged from there on."""
 
     index: int
     slot: int
@@ -30,23 +28,57 @@ class _Request:
     drafts: list[int]
     temperature: float
 
-    @property
-    def rows(self) -> slice:
-        """The rows that judge its drafts (the bonus row left out)."""
-        return slice(self.start, self.start + len(self.drafts))
+
+def _requests(cu_num_logits: Tensor, slots: Tensor, draft_sampled: Tensor, temp: Tensor) -> list[_Request]:
+    bounds, drafts, temperatures = cu_num_logits.tolist(), draft_sampled.tolist(), temp.tolist()
+    return [
+        _Request(index=i, slot=slot, start=start, drafts=drafts[start + 1 : end], temperature=temperatures[slot])
+        for i, (slot, start, end) in enumerate(zip(slots.tolist(), bounds[:-1], bounds[1:], strict=True))
+    ]
 
 
-def _requests(cu_num_logits: Tensor, idx_mapping: Tensor, draft_sampled: Tensor, temp: Tensor) -> Iterator[_Request]:
-    bounds, drafts = cu_num_logits.tolist(), draft_sampled.tolist()
-    for index, slot in enumerate(idx_mapping.tolist()):
-        start, end = bounds[index], bounds[index + 1]
-        yield _Request(
-            index=index,
-            slot=slot,
-            start=start,
-            drafts=drafts[start + 1 : end],
-            temperature=float(temp[slot]),
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LogProbs:
+    """For every row but the last: the log-probability of the draft that it judges, and the row's log-sum.
+
+    All are [T]; entries of bonus rows and placeholders mean nothing. The draft's are 0 where it is one-hot.
+    """
+
+    target: Tensor
+    draft: Tensor
+    target_lse: Tensor
+    draft_lse: Tensor
+
+
+def _log_probs(
+    requests: list[_Request],
+    target_logits: Tensor,
+    target_local_max: Tensor,
+    target_local_sumexp: Tensor,
+    draft_sampled: Tensor,
+    draft_logits: Tensor | None,
+    draft_local_max: Tensor,
+    draft_local_sumexp: Tensor,
+) -> _LogProbs:
+    tokens = draft_sampled.long().roll(-1).clamp(min=0)
+    target_lse = _log_sum_exp(target_local_max, target_local_sumexp)
+    target = target_logits.gather(1, tokens[:, None]).flatten().float() - target_lse
+    draft, draft_lse = torch.zeros_like(target), torch.zeros_like(target)
+    if draft_logits is not None:
+        draft_lse = _log_sum_exp(draft_local_max, draft_local_sumexp)
+        for request in requests:
+            if request.temperature != 0.0 and request.drafts:
+                rows = slice(request.start, request.start + len(request.drafts))
+                steps = torch.arange(len(request.drafts))
+                drafted = draft_logits[request.slot, steps, tokens[rows]].float()
+                draft[rows] = drafted / request.temperature - draft_lse[rows]
+    return _LogProbs(target=target, draft=draft, target_lse=target_lse, draft_lse=draft_lse)
+
+
+def _log_sum_exp(local_max: Tensor, local_sumexp: Tensor) -> Tensor:
+    """The blocks' statistics [T, blocks] as the log of each row's summed exponentials, [T]."""
+    largest = local_max.max(dim=1).values
+    return largest + (local_sumexp * (local_max - largest[:, None]).exp()).sum(dim=1).log()
 
 
 def local_logits_stats(
@@ -93,31 +125,6 @@ def _store_row_sum(local_sums: Tensor, sums: Tensor) -> None:
     local_sums[:, 0] = sums
 
 
-def _log_sum_exp(local_max: Tensor, local_sumexp: Tensor) -> Tensor:
-    """The blocks' statistics [n, blocks] as the log of each row's summed exponentials, [n]."""
-    largest = local_max.max(dim=1).values
-    return largest + (local_sumexp * (local_max - largest[:, None]).exp()).sum(dim=1).log()
-
-
-def _draft_log_probs(
-    request: _Request,
-    target_logits: Tensor,
-    target_lse: Tensor,
-    draft_logits: Tensor | None,
-    draft_lse: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Log-probability of each of the request's drafts under the target and under the draft, [n] each.
-
-    The second is 0 where the draft is one-hot. Entries of placeholders mean nothing.
-    """
-    tokens = torch.tensor(request.drafts, dtype=torch.int64).clamp(min=0)[:, None]
-    target = target_logits[request.rows].gather(1, tokens).flatten().float() - target_lse
-    if draft_logits is None:
-        return target, torch.zeros_like(target)
-    drafted = draft_logits[request.slot, : len(request.drafts)].gather(1, tokens).flatten().float()
-    return target, drafted / request.temperature - draft_lse
-
-
 def compute_cumulative_log_p(
     cumulative_log_p: Tensor,
     target_logits: Tensor,
@@ -132,22 +139,24 @@ def compute_cumulative_log_p(
     temp: Tensor,
 ) -> None:
     """`_compute_cumulative_log_p_kernel`: block verification's running joint ratio after each draft, [T]."""
-    for request in _requests(cu_num_logits, idx_mapping, draft_sampled, temp):
-        if request.temperature == 0.0 or not request.drafts:
-            continue
-        rows = request.rows
-        target, draft = _draft_log_probs(
-            request,
-            target_logits,
-            _log_sum_exp(target_local_max[rows], target_local_sumexp[rows]),
-            draft_logits,
-            _log_sum_exp(draft_local_max[rows], draft_local_sumexp[rows]),
-        )
+    requests = _requests(cu_num_logits, idx_mapping, draft_sampled, temp)
+    log_probs = _log_probs(
+        requests,
+        target_logits,
+        target_local_max,
+        target_local_sumexp,
+        draft_sampled,
+        draft_logits,
+        draft_local_max,
+        draft_local_sumexp,
+    )
+    log_ratio = (log_probs.target - log_probs.draft).tolist()
+    for request in requests:
         total = 0.0
-        for step, token in enumerate(request.drafts):
+        for row, token in enumerate(request.drafts, start=request.start):
             if token >= 0:
-                total = min(total + float(target[step] - draft[step]), 0.0)
-            cumulative_log_p[request.start + step] = total
+                total = min(total + log_ratio[row], 0.0)
+            cumulative_log_p[row] = total
 
 
 def compute_local_residual_mass(
@@ -211,48 +220,51 @@ def reject(
     A greedy request's first rejected place already holds the target's own token; any other request's is filled
     by `resample`, which needs the two log-sums [B] that are left here for the rejected row.
     """
-    for request in _requests(cu_num_logits, idx_mapping, draft_sampled, temp):
-        count, rows = len(request.drafts), request.rows
-        positions = pos[rows].long().numpy()
-        seeds = seed[request.slot].long().expand(count).numpy()
-        uniform = torch.from_numpy(noise.uniform_float32(seeds, positions))
-        rates = synthetic_conditional_rates[:count] if synthetic_conditional_rates is not None else None
-        target_lse = draft_lse = torch.zeros(count)
-        if request.temperature == 0.0:
-            blocks = target_local_max[rows].argmax(dim=1, keepdim=True)
-            choices = target_local_argmax[rows].gather(1, blocks).flatten().tolist()
-            passes = (uniform < rates).tolist() if rates is not None else None
-            accepted = _accept_greedy(request, choices, passes)
-            tokens = request.drafts[:accepted] + choices[accepted : accepted + 1]
+    requests = _requests(cu_num_logits, idx_mapping, draft_sampled, temp)
+    slots = torch.repeat_interleave(idx_mapping.long(), cu_num_logits.diff().long())
+    uniform = torch.from_numpy(noise.uniform_float32(seed[slots].numpy(), pos[: len(slots)].numpy()))
+    choices = target_local_argmax.gather(1, target_local_max.argmax(dim=1, keepdim=True)).flatten().tolist()
+    log_probs = None
+    passes: list[bool] = []
+    if any(request.temperature != 0.0 for request in requests):
+        log_probs = _log_probs(
+            requests,
+            target_logits,
+            target_local_max,
+            target_local_sumexp,
+            draft_sampled,
+            draft_logits,
+            draft_local_max,
+            draft_local_sumexp,
+        )
+        # The ratio test p(x) > u q(x), in logarithms.
+        passes = (log_probs.target > uniform.log() + log_probs.draft).tolist()
+    for request in requests:
+        rows = range(request.start, request.start + len(request.drafts))
+        if synthetic_conditional_rates is not None:
+            agrees = [bool(uniform[row] < synthetic_conditional_rates[step]) for step, row in enumerate(rows)]
+        elif request.temperature == 0.0:
+            agrees = [token == choices[row] for token, row in zip(request.drafts, rows, strict=True)]
         else:
-            target_lse = _log_sum_exp(target_local_max[rows], target_local_sumexp[rows])
-            if draft_logits is not None:
-                draft_lse = _log_sum_exp(draft_local_max[rows], draft_local_sumexp[rows])
-            target, draft = _draft_log_probs(request, target_logits, target_lse, draft_logits, draft_lse)
-            if cumulative_log_p is not None:
-                accepted = _accept_block(request, uniform, cumulative_log_p, local_residual_mass, target)
-            else:
-                # The ratio test p(x) > u q(x), in logarithms.
-                test = uniform < rates if rates is not None else target > uniform.log() + draft
-                accepted = _accept_standard(request, test.tolist())
-            tokens = request.drafts[:accepted]
+            agrees = [passes[row] for row in rows]
+        if log_probs is not None and cumulative_log_p is not None and request.temperature != 0.0:
+            accepted = _accept_block(request, uniform, cumulative_log_p, local_residual_mass, log_probs.target)
+        else:
+            accepted = _accept(request, agrees)
+        tokens = request.drafts[:accepted]
+        if accepted < len(request.drafts):
+            if request.temperature == 0.0:
+                tokens.append(choices[request.start + accepted])
+            elif log_probs is not None:
+                target_rejected_logsumexp[request.index] = log_probs.target_lse[request.start + accepted]
+                draft_rejected_logsumexp[request.index] = log_probs.draft_lse[request.start + accepted]
         sampled[request.index, : len(tokens)] = torch.tensor(tokens, dtype=sampled.dtype)
         rejected_steps[request.index] = accepted
-        if accepted < count:
-            target_rejected_logsumexp[request.index] = target_lse[accepted]
-            draft_rejected_logsumexp[request.index] = draft_lse[accepted]
 
 
-def _accept_greedy(request: _Request, choices: list[int], synthetic: list[bool] | None) -> int:
-    for step, (token, choice) in enumerate(zip(request.drafts, choices, strict=True)):
-        agrees = synthetic[step] if synthetic is not None else token == choice
-        if token < 0 or not agrees:
-            return step
-    return len(request.drafts)
-
-
-def _accept_standard(request: _Request, passes: list[bool]) -> int:
-    for step, (token, passed) in enumerate(zip(request.drafts, passes, strict=True)):
+def _accept(request: _Request, agrees: list[bool]) -> int:
+    """The number of drafts before the first that is a placeholder or doesn't pass."""
+    for step, (token, passed) in enumerate(zip(request.drafts, agrees, strict=True)):
         if token < 0 or not passed:
             return step
     return len(request.drafts)
@@ -270,17 +282,18 @@ def _accept_block(
     for step, token in enumerate(request.drafts):
         if token < 0:
             break
-        joint = math.exp(float(cumulative_log_p[request.start + step]))
+        row = request.start + step
+        joint = math.exp(float(cumulative_log_p[row]))
         threshold = joint
         if step + 1 < count and request.drafts[step + 1] >= 0:
             if local_residual_mass is not None:
-                mass = float(local_residual_mass[request.start + step + 1].sum())
+                mass = float(local_residual_mass[row + 1].sum())
             else:
                 # A one-hot draft leaves all of the target's mass but the drafted token's.
-                mass = joint * (1.0 - math.exp(float(target_log_probs[step + 1])))
+                mass = joint * (1.0 - math.exp(float(target_log_probs[row + 1])))
             denominator = mass + 1.0 - joint
             threshold = mass / denominator if denominator > 0.0 else 1.0
-        if float(uniform[step]) <= threshold:
+        if float(uniform[row]) <= threshold:
             accepted = step + 1
     return accepted
 
@@ -304,37 +317,68 @@ def resample(
     use_fp64: bool,
     watermark: bool,
 ) -> None:
-    """`_resample_kernel`: the token in the place of each request's rejected draft, or its bonus token, [B, blocks]."""
+    """`_resample_kernel`: the token for each request's rejected place, or its bonus token, [B, blocks]."""
     if watermark:
         raise NotImplementedError("watermarked sampling has no CPU version: switch watermarking off")
-    first_rows = expanded_idx_mapping[cu_num_logits[:-1].long()]
-    for request in _requests(cu_num_logits, first_rows, draft_sampled, temp):
-        step = int(rejected_step[request.index])
-        is_bonus = step == len(request.drafts)
-        if request.temperature == 0.0 and not is_bonus:
+    steps = rejected_step.tolist()
+    # A greedy request's rejected place is filled already.
+    requests = [
+        request
+        for request in _requests(cu_num_logits, expanded_idx_mapping[cu_num_logits[:-1].long()], draft_sampled, temp)
+        if request.temperature != 0.0 or steps[request.index] == len(request.drafts)
+    ]
+    if not requests:
+        return
+    rows = torch.tensor([request.start + steps[request.index] for request in requests])
+    slots = torch.tensor([request.slot for request in requests])
+    scores = target_logits[rows, :vocab_size].float()
+    for score, request in zip(scores, requests, strict=True):
+        step = steps[request.index]
+        if step == len(request.drafts) or request.drafts[step] < 0:
             continue
-        row = request.start + step
-        scores = target_logits[row, :vocab_size].float()
-        if not is_bonus and request.drafts[step] >= 0:
-            if draft_logits is None:
-                scores = scores.clone()
-                scores[request.drafts[step]] = float("-inf")
-            else:
-                target = scores - target_rejected_logsumexp[request.index]
-                if cumulative_log_p is not None and step > 0:
-                    target = target + cumulative_log_p[row - 1]
-                draft = draft_logits[request.slot, step, :vocab_size].float() / request.temperature
-                scores = _log_positive_difference(target, draft - draft_rejected_logsumexp[request.index])
-        values, ids = noised_argmax(
-            scores[None],
-            temperature=torch.tensor([request.temperature]),
-            seed=seed[request.slot : request.slot + 1],
-            position=pos[row : row + 1],
-            divide_by_temperature=False,
-            use_fp64=use_fp64,
-        )
-        place = slice(request.index, request.index + 1)
-        store_row_maxima(resampled_local_max[place], resampled_local_argmax[place], values, ids)
+        if draft_logits is None:
+            score[request.drafts[step]] = float("-inf")
+            continue
+        target = score - target_rejected_logsumexp[request.index]
+        if cumulative_log_p is not None and step > 0:
+            target = target + cumulative_log_p[request.start + step - 1]
+        draft = draft_logits[request.slot, step, :vocab_size].float() / request.temperature
+        score.copy_(_log_positive_difference(target, draft - draft_rejected_logsumexp[request.index]))
+    values, ids = noised_argmax(
+        scores,
+        temperature=temp[slots],
+        seed=seed[slots],
+        position=pos[rows],
+        divide_by_temperature=False,
+        use_fp64=use_fp64,
+    )
+    places = torch.tensor([request.index for request in requests])
+    local_max, local_argmax = resampled_local_max[places], resampled_local_argmax[places]
+    store_row_maxima(local_max, local_argmax, values, ids)
+    resampled_local_max[places], resampled_local_argmax[places] = local_max, local_argmax
+
+
+def insert_resampled(
+    sampled: Tensor,
+    num_sampled: Tensor,
+    resampled_local_argmax: Tensor,
+    resampled_local_max: Tensor,
+    cu_num_logits: Tensor,
+    expanded_idx_mapping: Tensor,
+    temp: Tensor,
+) -> None:
+    """`_insert_resampled_kernel`: put the resampled token behind each request's accepted ones and count it.
+
+    A greedy request's rejected place keeps the target's own token that `reject` left there.
+    """
+    accepted = num_sampled.long()
+    rows = cu_num_logits[:-1].long() + accepted
+    is_bonus = rows == cu_num_logits[1:] - 1
+    blocks = resampled_local_max.nan_to_num(nan=float("-inf")).argmax(dim=1, keepdim=True)
+    resampled = resampled_local_argmax.gather(1, blocks).flatten()
+    taken = torch.nonzero(is_bonus | (temp[expanded_idx_mapping[rows].long()] != 0.0)).flatten()
+    sampled[taken, accepted[taken]] = resampled[taken].to(sampled.dtype)
+    num_sampled += 1
 
 
 def _log_positive_difference(log_p: Tensor, log_q: Tensor) -> Tensor:
