@@ -1,0 +1,58 @@
+"""The speculation method is found as users of vLLM expect."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.models.draft import auxiliary_layers, detect_method, plan_speculation, trained_tokens
+from cluster.models.folder import ModelFolder
+
+
+def folder(name: str, architecture: str = "Qwen3ForCausalLM", **config: Any) -> ModelFolder:
+    values = {"architectures": [architecture], "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 4} | config
+    return ModelFolder(name=name, path=Path(name), config=values)
+
+
+@pytest.mark.parametrize(
+    ("draft", "method"),
+    [
+        (folder("/models/d", "Qwen3DSparkModel"), "dspark"),
+        (folder("/models/d", "Gemma4DSparkModel"), "dspark"),
+        (folder("/models/d", "DSparkDraftModel"), "dspark"),
+        (folder("/models/d", "DFlashDraftModel"), "dflash"),
+        (folder("deepseek-ai/dspark_qwen3_8b_block7"), "dspark"),
+        (folder("/models/Qwen3-8B-DFlash"), "dflash"),
+        (folder("/models/qwen3_8b_eagle3"), "eagle3"),
+        (folder("/models/Qwen3-0.6B"), "draft_model"),
+        # The folders above say nothing: this is where dspark-cluster keeps its own models.
+        (folder("/home/me/.cache/dspark-cluster/models/Qwen3-0.6B"), "draft_model"),
+    ],
+)
+def test_the_method_follows_architecture_then_name(draft: ModelFolder, method: str) -> None:
+    assert detect_method(draft) == method
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_layer_ids": [0, 2], "block_size": 5},
+        {"dspark_target_layer_ids": [0, 2], "dspark_block_size": 5},
+        {"dflash_config": {"target_layer_ids": [0, 2]}, "block_size": 5},
+    ],
+)
+def test_a_drafts_own_keys_are_accepted_as_they_come(config: dict[str, Any]) -> None:
+    draft = folder("/models/d", "Gemma4DSparkModel", **config)
+    assert auxiliary_layers(draft) == (0, 2)
+    assert trained_tokens(draft, "dspark") == 5
+    assert plan_speculation(folder("/models/t"), draft, None).num_speculative_tokens == 5
+
+
+def test_dflash_spends_the_first_place_of_its_block_on_the_last_known_token() -> None:
+    assert trained_tokens(folder("/models/d", "DFlashDraftModel", block_size=16), "dflash") == 15
+
+
+def test_a_nested_text_config_is_where_the_numbers_are() -> None:
+    target = folder("/models/t", text_config={"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 9})
+    draft = folder("/models/d", "Gemma4DSparkModel", target_layer_ids=[8], block_size=4)
+    assert plan_speculation(target, draft, 3).num_speculative_tokens == 3
