@@ -2,22 +2,23 @@
 
     python3 requirements/install.py [cpu|gpu]
 
-It runs before anything is installed, under whatever `python3` is, so it keeps to what Python 3.6 can read: a Python
-that is too old must still say so.
+It starts before anything is installed, under whatever `python3` is, so its syntax is that of Python 3.6: a Python
+that is too old must still get as far as saying so.
 """
 
 import hashlib
 import importlib.util
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 OLDEST, NEWEST = (3, 11), (3, 13)
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-VENV = os.path.join(ROOT, ".venv")
-PYTHON = os.path.join(VENV, "bin", "python")
-STAMP = os.path.join(VENV, "installed")
-LOG = os.path.join(VENV, "install.log")
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "installed"
+LOG = VENV / "install.log"
+VERSION = sys.version.split()[0]
 # The package index has only the CUDA build of torch; PyTorch's own index has the CPU build. It is asked only where
 # the configured indexes don't have it, since pip would otherwise ask it for every package.
 CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -26,117 +27,99 @@ CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 def main(arguments):
     profile = arguments[0] if arguments else "cpu"
     if len(arguments) > 1 or profile not in ("cpu", "gpu"):
-        fail("arguments {}".format(" ".join(arguments)), "the profiles are cpu and gpu", "name one of them")
+        fail(f"arguments {' '.join(arguments)}", "the profiles are cpu and gpu", "name one of them")
     check_python()
-    lock = os.path.join(ROOT, "requirements", profile + ".txt")
-    fingerprint = digest([lock, os.path.join(ROOT, "pyproject.toml")]) + " " + sys.version.split()[0]
-    if read(STAMP) == fingerprint:
+    lock = ROOT / "requirements" / f"{profile}.txt"
+    fingerprint = f"{digest([lock, ROOT / 'pyproject.toml'])} {VERSION}"
+    installed = STAMP.read_text().strip() if STAMP.exists() else ""
+    if installed == fingerprint:
         return
-    if not os.path.exists(PYTHON) or read(STAMP).split(" ")[-1] != sys.version.split()[0]:
-        say("making {} with Python {}".format(os.path.relpath(VENV), sys.version.split()[0]))
+    if not PYTHON.exists() or not installed.endswith(f" {VERSION}"):
+        say(f"making {VENV.name} with Python {VERSION}")
         run([sys.executable, "-m", "venv", "--clear", VENV], "the virtual environment can't be made")
     install(lock)
-    run(pip("--no-build-isolation", "--editable", ROOT), "dspark-cluster can't be installed")
-    with open(STAMP, "w") as stamp:
-        stamp.write(fingerprint)
+    run([*pip_install(), "--no-build-isolation", "--editable", ROOT], "dspark-cluster can't be installed")
+    STAMP.write_text(fingerprint)
     say("done")
 
 
 def check_python():
-    found = "Python {}".format(sys.version.split()[0])
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
-        fail(
-            found,
-            "dspark-cluster needs 3.{} to 3.{}".format(OLDEST[1], NEWEST[1]),
-            "run `make PYTHON=/path/to/python3.12 ...`",
-        )
+        needed = f"dspark-cluster needs 3.{OLDEST[1]} to 3.{NEWEST[1]}"
+        fail(f"Python {VERSION}", needed, "name one that is there: make PYTHON=python3.12 ...")
     for module in ("venv", "ensurepip"):
         if importlib.util.find_spec(module) is None:
-            fail(
-                found,
-                "it lacks the module " + module,
-                "install it (on Debian and Ubuntu: apt install python3-venv)",
-            )
+            remedy = "install it (Debian and Ubuntu: apt install python3-venv)"
+            fail(f"Python {VERSION}", f"it lacks the module {module}", remedy)
 
 
 def install(lock):
     """Install the lock's packages, without resolving and without compiling anything."""
-    with open(lock) as lines:
-        total = sum(1 for line in lines if "==" in line and not line.lstrip().startswith("#"))
-    arguments = ("--no-compile", "--only-binary=:all:", "-r", lock)
-    code, output = pip_with_progress(pip(*arguments), total)
+    # Python compiles a module when it is first imported; to compile all of them now takes longer than the download.
+    command = [*pip_install(), "--no-compile", "--only-binary=:all:", "-r", lock]
+    code, output = with_progress(command)
     if code != 0 and "No matching distribution found for torch==" in output:
-        code, output = pip_with_progress(pip("--extra-index-url", CPU_TORCH_INDEX, *arguments), total)
+        code, output = with_progress([*command, "--extra-index-url", CPU_TORCH_INDEX])
     if code != 0:
-        errors = [line for line in output.splitlines() if line.startswith("ERROR")]
-        fail(
-            os.path.relpath(lock),
-            "pip says: " + (errors[-1][len("ERROR: ") :] if errors else "exit code {}".format(code)),
-            "check the network and the index in `pip config list`; all it said is in " + os.path.relpath(LOG),
-        )
+        errors = [line[len("ERROR: ") :] for line in output.splitlines() if line.startswith("ERROR: ")]
+        why = f"pip says: {errors[-1] if errors else f'exit code {code}'}"
+        remedy = f"check the network and the index in `pip config list`; all that pip said is in {LOG}"
+        fail(f"requirements/{lock.name}", why, remedy)
 
 
-def pip(*arguments):
+def pip_install():
     options = ["--no-deps", "--no-input", "--disable-pip-version-check", "--retries=2", "--progress-bar=off"]
-    return [PYTHON, "-m", "pip", "install"] + options + list(arguments)
+    return [PYTHON, "-m", "pip", "install", *options]
 
 
-def pip_with_progress(command, total):
-    """Run pip and count its packages on one line; returns its exit code and all it said."""
+def with_progress(command):
+    """Run pip and show how far it is on one line; returns its exit code and all it said."""
     output, count = [], 0
-    with open(LOG, "w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+    with LOG.open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for line in process.stdout:
             output.append(line)
             log.write(line)
             if line.startswith("Collecting "):
                 count += 1
-                show("package {} of about {}: {}".format(count, total, line.split()[1]))
+                show(f"package {count}: {line.split()[1]}", milestone=count % 50 == 1)
             elif line.startswith("Installing collected"):
-                show("unpacking {} packages; this takes a minute or two".format(count))
+                show(f"unpacking {count} packages; this takes a minute or two", milestone=True)
     if sys.stderr.isatty():
         sys.stderr.write("\r\033[K")
     return process.wait(), "".join(output)
 
 
 def run(command, what):
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode != 0:
-        lines = result.stdout.strip().splitlines() or ["exit code {}".format(result.returncode)]
-        fail(what, lines[-1], "mend that and run make again")
+        lines = result.stdout.strip().splitlines()
+        fail(what, lines[-1] if lines else f"exit code {result.returncode}", "mend that and run make again")
 
 
-def show(text):
-    """A line that the next one replaces; on something that is no terminal, only the milestones."""
+def show(text, milestone):
+    """On a terminal, a line that the next one replaces; elsewhere only the milestones."""
     if sys.stderr.isatty():
-        sys.stderr.write("\r\033[Kinstall: " + text[:100])
+        sys.stderr.write(f"\r\033[Kinstall: {text[:100]}")
         sys.stderr.flush()
-    elif not text.startswith("package") or text.split()[1] in ("1", "50", "100", "150"):
+    elif milestone:
         say(text)
 
 
 def say(text):
-    sys.stderr.write("install: " + text + "\n")
+    sys.stderr.write(f"install: {text}\n")
 
 
 def fail(what, why, remedy):
-    say("{}: {}; {}".format(what, why, remedy))
+    say(f"{what}: {why}; {remedy}")
     sys.exit(2)
 
 
 def digest(paths):
     sha = hashlib.sha256()
     for path in paths:
-        with open(path, "rb") as file:
-            sha.update(file.read())
+        sha.update(path.read_bytes())
     return sha.hexdigest()
-
-
-def read(path):
-    if not os.path.exists(path):
-        return ""
-    with open(path) as file:
-        return file.read().strip()
 
 
 if __name__ == "__main__":

@@ -56,7 +56,8 @@ def uniform_float32(seeds: I64, positions: I64) -> F32:
         key = [(key[0] + np.uint64(0x9E3779B9)) & low_half, (key[1] + np.uint64(0xBB67AE85)) & low_half]
     signed = words[0].astype(np.uint32).view(np.int32)
     magnitude = np.where(signed < 0, -signed - np.int32(1), signed)
-    return np.maximum(magnitude.astype(np.float32) * _SMALLEST_UNIFORM, _SMALLEST_UNIFORM)
+    scaled: F32 = np.maximum(magnitude.astype(np.float32) * _SMALLEST_UNIFORM, _SMALLEST_UNIFORM)
+    return scaled
 
 
 def _murmur3(seed: int, position: int, vocab_size: int, *, domain: int) -> U32:
