@@ -4,5 +4,10 @@ from cluster.engine.cpu import profile
 
 
 def register() -> None:
-    """Install what this process's platform needs; vLLM may call it more than once in a process."""
+    """Install what this process needs of ours; vLLM may call it more than once in a process."""
+    # Here, not above: vLLM imports this module while it is itself being imported.
+    from vllm.model_executor.models import ModelRegistry
+
+    # By name, so that the model's code is imported only where it is used.
+    ModelRegistry.register_model("Gemma4DSparkModel", "cluster.engine.gemma4_dspark:NamedGemma4DSparkForCausalLM")
     profile.install()

@@ -19,12 +19,12 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 def truncated_draft(target: ModelFolder, layers: int, folder: Path) -> Path:
     """Make `folder` a model of the target's first `layers` layers, with its embedding, norm, head and tokenizer.
 
-    A folder that is there already is taken as it is. Raises UserError for a number of layers that the target
-    doesn't have.
+    A folder that is there already is taken as it is. Raises UserError unless the draft would be shorter than the
+    target and not empty.
     """
     depth = target.integer("num_hidden_layers")
-    if depth is None or not 1 <= layers <= depth:
-        raise UserError(f"{layers} layers", f"target {target.name} has {depth}", f"choose from 1 to {depth}")
+    if depth is None or not 1 <= layers < depth:
+        raise UserError(f"{layers} layers", f"target {target.name} has {depth}", "choose fewer, and at least 1")
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
