@@ -8,6 +8,8 @@ from cluster.engine.draft_path import neutral_draft_path
 from cluster.models.draft import Speculation
 from cluster.models.folder import ModelFolder
 
+_CPU_BATCHED_TOKENS = 512
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
@@ -43,8 +45,10 @@ class EngineSettings:
             "use_tqdm_on_load": False,
         }
         if profile.is_cpu_installation():
-            # float32: kernels for bfloat16 need AVX-512. Eager: compiling takes longer than any run on a CPU.
+            # float32: kernels for bfloat16 need AVX-512. Eager: compiling takes longer than any run on a CPU. A small
+            # budget: the kernels pad their outputs to it each round, which the interpreter does 16 tokens at a time.
             arguments |= {"dtype": "float32", "enforce_eager": True}
+            arguments["max_num_batched_tokens"] = self.max_num_batched_tokens or _CPU_BATCHED_TOKENS
         if self.speculation is not None:
             arguments["per_request_spec_decode_metrics"] = "detailed"
             arguments["speculative_config"] = {

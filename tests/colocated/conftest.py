@@ -58,7 +58,7 @@ def start_arms(
 ) -> Arms:
     model = open_model(str(target), role="target")
     speculation = plan_speculation(model, open_model(str(draft), role="draft"), tokens)
-    sizes = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 4, "num_gpu_blocks": 32}
+    sizes = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 4, "max_num_batched_tokens": 256, "num_gpu_blocks": 32}
     return Arms(
         name=name,
         plain=start(EngineSettings(target=model, **sizes)),
