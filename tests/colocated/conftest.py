@@ -13,6 +13,8 @@ from cluster.models.folder import open_model
 from tests.checkpoints import PAIRS, make_pair
 
 MAX_MODEL_LEN = 512
+# Many engines at once: on a GPU each must be content with a part of its memory.
+GPU_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,13 @@ def start_arms(
 ) -> Arms:
     model = open_model(str(target), role="target")
     speculation = plan_speculation(model, open_model(str(draft), role="draft"), tokens)
-    sizes = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 4, "max_num_batched_tokens": 256, "num_gpu_blocks": 32}
+    sizes = {
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 256,
+        "num_gpu_blocks": 32,
+        "gpu_memory_utilization": GPU_SHARE,
+    }
     return Arms(
         name=name,
         plain=start(EngineSettings(target=model, **sizes)),
