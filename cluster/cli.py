@@ -79,6 +79,55 @@ def demo(
     run(prompt, json_output=json_output)
 
 
+@app.command()
+@command
+def plan(
+    target: Annotated[str | None, typer.Option(help="Target model: a folder or a hub name; no weights needed.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model, likewise.")] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(help="Tokens drafted a round (K); default: what the draft was trained for.")
+    ] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Context to reserve; default: the model's.")] = None,
+    attention_backend: Annotated[
+        str, typer.Option(help="Of the draft: inherit (the target's), auto (select again), or a backend's name.")
+    ] = "inherit",
+    kv_cache_dtype: Annotated[str, typer.Option(help="Of the draft: inherit, auto, or a dtype's name.")] = "inherit",
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse whatever deviates from the target.")] = False,
+    gpu_memory: Annotated[
+        float | None, typer.Option(min=0.1, help="GiB of each GPU to plan for; default: the memory here.")
+    ] = None,
+    facts: Annotated[
+        list[Path] | None, typer.Option(help="Facts of one side, saved elsewhere; twice for both sides.")
+    ] = None,
+    save_facts: Annotated[
+        Path | None, typer.Option(help="Write the facts into this folder, target.json and draft.json.")
+    ] = None,
+    json_output: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Negotiate the KV contract of a pair without loading it, and say what it takes of a GPU."""
+    from cluster.commands.plan import PlanOptions, read_facts
+    from cluster.commands.plan import plan as run
+    from cluster.contract.policy import Policy
+    from cluster.engine.settings import EngineSettings
+    from cluster.models.draft import plan_speculation
+    from cluster.models.folder import open_model
+
+    options = PlanOptions(
+        policy=Policy(attention_backend=attention_backend, kv_cache_dtype=kv_cache_dtype, strict=strict),
+        gpu_bytes=None if gpu_memory is None else int(gpu_memory * (1 << 30)),
+        save_facts=save_facts,
+        json_output=json_output,
+        show_log=debug,
+    )
+    settings = None
+    if target is not None and draft is not None:
+        model = open_model(target, role="target", weights=False)
+        drafting = plan_speculation(model, open_model(draft, role="draft", weights=False), num_speculative_tokens)
+        settings = EngineSettings(target=model, speculation=drafting, max_model_len=max_model_len)
+    run(settings, read_facts(facts or ()), options)
+
+
 def main() -> None:
     """Entry point of `dspark-cluster`."""
     profile.activate()

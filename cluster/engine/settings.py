@@ -15,8 +15,7 @@ _CPU_BATCHED_TOKENS = 512
 class EngineSettings:
     """A target, perhaps with a draft in the same process (placement `colocated`), and the sizes of its buffers.
 
-    `max_model_len` None means the target's own context; `num_gpu_blocks` None lets vLLM size the KV cache, on a GPU
-    to fill `gpu_memory_utilization` of its memory (None: vLLM's default share).
+    `max_model_len` None means the target's own context; `num_gpu_blocks` None lets vLLM size the KV cache.
     """
 
     target: ModelFolder
@@ -25,7 +24,6 @@ class EngineSettings:
     max_num_seqs: int = 16
     max_num_batched_tokens: int | None = None
     num_gpu_blocks: int | None = None
-    gpu_memory_utilization: float | None = None
     enable_prefix_caching: bool = True
     seed: int = 0
 
@@ -46,8 +44,6 @@ class EngineSettings:
             "seed": self.seed,
             "use_tqdm_on_load": False,
         }
-        if self.gpu_memory_utilization is not None:
-            arguments["gpu_memory_utilization"] = self.gpu_memory_utilization
         if profile.is_cpu_installation():
             # float32: kernels for bfloat16 need AVX-512. Eager: compiling takes longer than any run on a CPU. A small
             # budget: the kernels pad their outputs to it each round, which the interpreter does 16 tokens at a time.

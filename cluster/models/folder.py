@@ -32,10 +32,11 @@ class ModelFolder:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def open_model(name: str, *, role: str) -> ModelFolder:
+def open_model(name: str, *, role: str, weights: bool = True) -> ModelFolder:
     """Find `name`, a folder or a hub name, and read its config. `role` is "target" or "draft", for messages.
 
-    Raises UserError when the model is absent or can't be read.
+    Without `weights` they may be absent, and aren't downloaded. Raises UserError when the model is absent or can't be
+    read.
     """
     path = Path(name).expanduser()
     if not path.is_dir():
@@ -45,19 +46,20 @@ def open_model(name: str, *, role: str) -> ModelFolder:
             raise UserError(
                 f"{role} {name}", "there is no such folder", "check the path, or give a hub name (OWNER/MODEL)"
             )
-        path = _from_hub(name, role=role)
+        path = _from_hub(name, role=role, weights=weights)
     config = _read_config(name, path, role=role)
-    _check_weights(name, path, role=role)
+    if weights:
+        _check_weights(name, path, role=role)
     return ModelFolder(name=name, path=path, config=config)
 
 
-def _from_hub(name: str, *, role: str) -> Path:
+def _from_hub(name: str, *, role: str, weights: bool) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
     remedy = "check the name, the network and your access (hf auth login), or give a folder"
     try:
-        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+        patterns = ["*.json", "*.jinja", "*.model", "*.txt"] + ["*.safetensors"] * weights
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
     except errors.GatedRepoError as error:
         raise UserError(f"{role} {name}", "the hub doesn't show it to you", remedy) from error

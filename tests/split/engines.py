@@ -1,0 +1,84 @@
+"""What the processes of these tests run: real vLLM engines, and reports of what they hold."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+Report = Callable[[dict[str, Any]], None]
+
+
+def colocated_engine(arguments: dict[str, Any], report: Report) -> None:
+    """The pair in one engine as vLLM runs it, without any contract: the geometry of every layer's tensor."""
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+    report({"tensors": _tensors(engine.vllm_config)})
+
+
+def contracted_engine(arguments: dict[str, Any], mutation: bool, report: Report) -> None:
+    """One side's engine behind the barrier: the geometry that it allocated, or the error that kept it from that."""
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.worker import utils
+    from vllm.v1.worker.gpu import attn_utils
+
+    from cluster.contract.errors import ContractError, ContractViolation
+
+    allocations: list[int] = []
+    allocate = utils.allocate_kv_cache
+
+    def counting(config: Any, *rest: Any) -> Any:
+        allocations.append(config.num_blocks)
+        return allocate(config, *rest)
+
+    attn_utils.allocate_kv_cache = counting
+    if mutation:
+        _let_a_constructor_write()
+    try:
+        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+    except (ContractError, ContractViolation) as error:
+        report({"error": str(error), "field": error.field, "type": type(error).__name__, "allocations": allocations})
+        return
+    held = engine.model_executor.driver_worker.worker.contract
+    report({"digest": held.digest, "tensors": _tensors(engine.vllm_config), "allocations": allocations})
+
+
+def tensors_of(report: dict[str, Any]) -> dict[str, Any]:
+    """The reported tensors by layer, as `verify_allocation` looks at them."""
+    return {
+        name: SimpleNamespace(
+            dtype=tensor["dtype"],
+            shape=tensor["shape"],
+            stride=lambda tensor=tensor: tensor["strides"],
+            element_size=lambda tensor=tensor: tensor["element_size"],
+        )
+        for name, tensor in report["tensors"].items()
+    }
+
+
+def _tensors(vllm_config: Any) -> dict[str, Any]:
+    layers = vllm_config.compilation_config.static_forward_context
+    return {
+        name: {
+            "dtype": str(layer.kv_cache.dtype),
+            "shape": list(layer.kv_cache.shape),
+            "strides": list(layer.kv_cache.stride()),
+            "element_size": layer.kv_cache.element_size(),
+        }
+        for name, layer in layers.items()
+        if hasattr(layer, "kv_cache")
+    }
+
+
+def _let_a_constructor_write() -> None:
+    """What vLLM #52288 was: a layer's constructor rewrites the config that it was given."""
+    from vllm.config import get_current_vllm_config
+    from vllm.model_executor.models import qwen3
+
+    class RewritingAttention(qwen3.Attention):  # type: ignore[name-defined, misc]
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            get_current_vllm_config().cache_config.cache_dtype = "fp8"
+            super().__init__(*arguments, **keywords)
+
+    qwen3.Attention = RewritingAttention

@@ -1,0 +1,41 @@
+"""Processes for tests with real engines. vLLM is imported once, in a server that forks a process for each."""
+
+import json
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+DEADLINE_S = 180
+"""For one engine to start on a machine that does other things; it takes 5 s, and the first import of vLLM 30 s."""
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["cluster.engine.cpu.profile", "vllm", "cluster.engine.contract_worker"])
+
+
+class Child:
+    """A process that runs `function(*arguments, report)`, where `report` sends one JSON document here."""
+
+    def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._connection, theirs = _context.Pipe()
+        self._process = _context.Process(target=_run, args=(function, arguments, theirs), name=function.__name__)
+        self._process.start()
+        theirs.close()
+
+    def report(self) -> dict[str, Any]:
+        """What it reported. It has ended then."""
+        if not self._connection.poll(DEADLINE_S):
+            self._process.kill()
+            raise TimeoutError(f"{self._process.name} has reported nothing in {DEADLINE_S} s")
+        report: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        self._connection.send_bytes(b"{}")
+        self._process.join(DEADLINE_S)
+        return report
+
+
+def _run(function: Callable[..., None], arguments: tuple[Any, ...], connection: Connection) -> None:
+    def report(document: dict[str, Any]) -> None:
+        connection.send_bytes(json.dumps(document).encode())
+        connection.recv_bytes()  # the reader has it
+
+    function(*arguments, report)
