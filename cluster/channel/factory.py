@@ -1,0 +1,46 @@
+"""A channel by its kind. What a kind needs is imported when it is used: shm does without torch."""
+
+from cluster.channel.base import Channel, ChannelAddress, ChannelKind, ChannelOffer
+
+# Two: one message is on its way at a time, and a late one must not hold up the next.
+DEFAULT_NUM_SLOTS = 2
+
+
+def offer_channel(
+    kind: ChannelKind,
+    *,
+    max_send_bytes: int,
+    max_receive_bytes: int,
+    num_slots: int = DEFAULT_NUM_SLOTS,
+    host: str = "127.0.0.1",
+) -> ChannelOffer:
+    """Offer a channel; its `address` goes to the peer, which opens it.
+
+    `host` is the address of this host that the peer reaches it under, and for gloo the only one that is listened on.
+
+    Raises:
+        ChannelUnavailable: this kind can't be had here; says why and what else there is.
+    """
+    if kind == "shm":
+        from cluster.channel.shm import ShmOffer
+
+        return ShmOffer(max_send_bytes=max_send_bytes, max_receive_bytes=max_receive_bytes, num_slots=num_slots)
+    from cluster.channel.collective import GlooOffer
+
+    return GlooOffer(max_send_bytes=max_send_bytes, max_receive_bytes=max_receive_bytes, num_slots=num_slots, host=host)
+
+
+def open_channel(address: ChannelAddress, deadline_s: float, *, host: str = "127.0.0.1") -> Channel:
+    """Open what the peer offered. `host` is this host's own address, as the peer reaches it.
+
+    Raises:
+        ChannelUnavailable: there is nothing at this address, or not what it says.
+        DeadlineExceeded: the peer didn't answer in time.
+    """
+    if address.kind == "shm":
+        from cluster.channel.shm import ShmChannel
+
+        return ShmChannel.open(address)
+    from cluster.channel.collective import GlooChannel
+
+    return GlooChannel.open(address, deadline_s, host=host)

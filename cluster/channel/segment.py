@@ -1,0 +1,127 @@
+"""A piece of memory that two processes share, under a name that says whose it is.
+
+Not `multiprocessing.shared_memory`: its resource tracker unlinks at exit what another process still uses, and
+complains. POSIX shared memory on Linux is a file in /dev/shm, so files are what this module works with.
+"""
+
+import ctypes
+import errno
+import mmap
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Final
+
+from cluster.channel.errors import ChannelUnavailable
+from cluster.channel.process import ProcessIdentity, pid_namespace
+
+DIRECTORY: Final = Path("/dev/shm")
+_PREFIX: Final = "dspark-cluster"
+_NAME: Final = re.compile(_PREFIX + r"\.(\d{1,20})\.(\d{1,10})\.(\d{1,20})\.[0-9a-f]{16}", re.ASCII)
+
+
+class SharedSegment:
+    """Mapped for as long as it is open. `memory` is its bytes, `words` the same as 4-byte numbers."""
+
+    def __init__(self, name: str, descriptor: int, num_bytes: int) -> None:
+        self.name = name
+        # Populated: a round must not stop for page faults.
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        self._map = mmap.mmap(descriptor, num_bytes, flags=flags)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.memory = memoryview(self._map)
+        self.words = self.memory.cast("I")
+
+    @classmethod
+    def create(cls, num_bytes: int) -> "SharedSegment":
+        """Zeroed memory. Raises ChannelUnavailable where /dev/shm has no room for it."""
+        process = ProcessIdentity.current()
+        name = f"{_PREFIX}.{pid_namespace()}.{process.pid}.{process.start_ticks}.{secrets.token_hex(8)}"
+        try:
+            descriptor = os.open(DIRECTORY / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _no_segment(name, error.strerror) from None
+        try:
+            # Not ftruncate: a full /dev/shm would then kill the process at its first write.
+            os.posix_fallocate(descriptor, 0, num_bytes)
+            return cls(name, descriptor, num_bytes)
+        except OSError as error:
+            unlink(name)
+            if error.errno != errno.ENOSPC:
+                raise
+            raise ChannelUnavailable(
+                f"a channel of {num_bytes} bytes",
+                f"{DIRECTORY} has {_free_bytes()} bytes left",
+                "give the container more shared memory (--shm-size), or use the gloo channel",
+            ) from None
+        finally:
+            os.close(descriptor)
+
+    @classmethod
+    def open(cls, name: str, descriptor: int) -> "SharedSegment":
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid():
+            raise _no_segment(name, f"it belongs to user {status.st_uid}, this process to {os.geteuid()}")
+        return cls(name, descriptor, status.st_size)
+
+    def address(self, offset: int) -> int:
+        return self._base + offset
+
+    def close(self) -> None:
+        """The memory stays for as long as the other side has it."""
+        self.words.release()
+        self.memory.release()
+        self._map.close()
+
+
+def open_descriptor(name: str) -> int:
+    try:
+        return os.open(DIRECTORY / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise _no_segment(name, error.strerror) from None
+
+
+def creator_of(name: str) -> ProcessIdentity:
+    """Raises ChannelUnavailable where the name isn't one of ours, or of another PID namespace."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise _no_segment(name, "this is not the name of a channel")
+    namespace, pid, start_ticks = map(int, match.groups())
+    if namespace != pid_namespace():
+        raise ChannelUnavailable(
+            f"the channel {name}",
+            "its process is in another PID namespace, where neither side could see the other die",
+            "share the PID namespace between the two containers, or use the gloo channel",
+        )
+    return ProcessIdentity(pid, start_ticks)
+
+
+def unlink(name: str) -> None:
+    (DIRECTORY / name).unlink(missing_ok=True)
+
+
+def remove_orphans() -> None:
+    """Unlink the segments of this user and PID namespace whose processes died before anybody opened them."""
+    for path in DIRECTORY.glob(f"{_PREFIX}.*"):
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            continue
+        namespace, pid, start_ticks = map(int, match.groups())
+        if namespace != pid_namespace() or ProcessIdentity(pid, start_ticks).exists():
+            continue
+        try:
+            path.unlink(missing_ok=True)
+        except PermissionError:
+            continue  # another user's; /dev/shm is sticky
+
+
+def _free_bytes() -> int:
+    status = os.statvfs(DIRECTORY)
+    return status.f_bavail * status.f_frsize
+
+
+def _no_segment(name: str, why: str | None) -> ChannelUnavailable:
+    return ChannelUnavailable(
+        f"the shared memory {name}", why or "it can't be opened", "offer a new channel, or use the gloo channel"
+    )

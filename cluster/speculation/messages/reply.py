@@ -1,0 +1,106 @@
+"""What the draft answers to a round: its tokens, or why there are none."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.speculation.messages.errors import MessageError, NoProposalReason
+from cluster.speculation.messages.header import Header, Kind
+from cluster.speculation.messages.layout import I64, Layout, Tensor
+from cluster.speculation.messages.sizes import WIRE_DTYPES, RoundSizes
+
+_WITH_DRAFT_LOGITS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProposeReply:
+    """The drafted tokens of a round, for as many as its request wanted."""
+
+    epoch: int
+    step: int
+    draft_token_ids: NDArray[np.int64]
+    """[B, K of the request], each below V."""
+    draft_logits: NDArray[Any] | None = None
+    """[B, K of the request, V] of `RoundSizes.draft_logits_dtype`, where that isn't None; bfloat16 as uint16."""
+    draft_time_us: int = 0
+    """From the decoded request to the finished tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoProposal:
+    """The draft has nothing for this round; the target goes on without."""
+
+    epoch: int
+    step: int
+    reason: NoProposalReason
+
+
+def reply_layout(sizes: RoundSizes, num_reqs: int, num_speculative_tokens: int) -> Layout:
+    B, K, V = num_reqs, num_speculative_tokens, sizes.vocab_size
+    tensors = [Tensor("draft_token_ids", I64, (B, K), below=V)]
+    if sizes.draft_logits_dtype is not None:
+        tensors.append(Tensor("draft_logits", WIRE_DTYPES[sizes.draft_logits_dtype], (B, K, V)))
+    return Layout.of(tensors)
+
+
+def max_reply_bytes(sizes: RoundSizes) -> int:
+    """Of a `ProposeReply`; a `NoProposal` is only a header."""
+    return reply_layout(sizes, sizes.max_num_reqs, sizes.num_speculative_tokens).num_bytes
+
+
+def reply_header(sizes: RoundSizes, reply: ProposeReply) -> Header:
+    if reply.draft_token_ids.ndim != 2:
+        raise MessageError(f"draft_token_ids has {reply.draft_token_ids.ndim} dimensions, it must have 2")
+    num_reqs, num_speculative_tokens = reply.draft_token_ids.shape
+    return Header(
+        kind=Kind.PROPOSE_REPLY,
+        epoch=reply.epoch,
+        step=reply.step,
+        num_reqs=num_reqs,
+        num_speculative_tokens=num_speculative_tokens,
+        flags=_reply_flags(sizes),
+        draft_time_us=reply.draft_time_us,
+    )
+
+
+def check_reply_header(sizes: RoundSizes, header: Header) -> None:
+    """What makes the layout's size bounded. The layout may be computed after this, not before."""
+    if not 1 <= header.num_reqs <= sizes.max_num_reqs:
+        raise MessageError(f"the reply has {header.num_reqs} requests, it can have 1 to {sizes.max_num_reqs}")
+    if header.num_speculative_tokens > sizes.num_speculative_tokens:
+        found, limit = header.num_speculative_tokens, sizes.num_speculative_tokens
+        raise MessageError(f"the reply has {found} tokens a request, the pair was set up for {limit}")
+    if header.flags != _reply_flags(sizes):
+        raise MessageError(f"the reply has flags {header.flags:#x}, {_reply_flags(sizes):#x} was agreed")
+
+
+def reply_arrays(reply: ProposeReply) -> list[NDArray[Any]]:
+    return [reply.draft_token_ids] if reply.draft_logits is None else [reply.draft_token_ids, reply.draft_logits]
+
+
+def reply_from(header: Header, arrays: list[NDArray[Any]]) -> ProposeReply:
+    return ProposeReply(
+        epoch=header.epoch,
+        step=header.step,
+        draft_token_ids=arrays[0],
+        draft_logits=arrays[1] if len(arrays) > 1 else None,
+        draft_time_us=header.draft_time_us,
+    )
+
+
+def no_proposal_header(refusal: NoProposal) -> Header:
+    return Header(kind=Kind.NO_PROPOSAL, epoch=refusal.epoch, step=refusal.step, flags=refusal.reason)
+
+
+def no_proposal_from(header: Header) -> NoProposal:
+    try:
+        reason = NoProposalReason(header.flags)
+    except ValueError:
+        raise MessageError(f"no refusal has reason {header.flags}") from None
+    return NoProposal(epoch=header.epoch, step=header.step, reason=reason)
+
+
+def _reply_flags(sizes: RoundSizes) -> int:
+    return 0 if sizes.draft_logits_dtype is None else _WITH_DRAFT_LOGITS
