@@ -27,7 +27,7 @@ from cluster.commands.terminal import messages
 from cluster.contract.contract import GroupContract, KVContract
 from cluster.contract.errors import ContractError
 from cluster.contract.facts import ConfigWrite, Role, SideFacts
-from cluster.contract.memory import MemoryPlan, plan_memory
+from cluster.contract.memory import MemoryPlan, binary_size, plan_memory
 from cluster.contract.negotiate import negotiate
 from cluster.contract.policy import Policy
 from cluster.contract.probe import ProbeRequest, probe
@@ -36,7 +36,6 @@ from cluster.errors import UserError
 
 PLAN_SCHEMA = "dspark-cluster/plan/1"
 
-_GIB = 1 << 30
 _FIGURES = ("layers", "block", "bytes/token", "colocated", "separate")
 """Columns of numbers."""
 _USABLE = 0.92
@@ -256,13 +255,9 @@ def _memory(target: SideFacts, draft: SideFacts, memory: MemoryPlan) -> Table:
     together = memory.target_weight_bytes + memory.draft_weight_bytes
     kv = memory.target_kv_bytes_per_token + memory.draft_kv_bytes_per_token
     return _section(
-        f"The target's GPU, with {_size(alone + target.kv_cache_bytes)} for weights and KV",
-        ("weights", _size(together), _size(alone)),
+        f"The target's GPU, with {binary_size(alone + target.kv_cache_bytes)} for weights and KV",
+        ("weights", binary_size(together), binary_size(alone)),
         ("KV bytes a token", f"{kv:,}", f"{memory.target_kv_bytes_per_token:,}"),
         ("tokens of KV", f"{memory.colocated_tokens:,}", f"{memory.separate_tokens:,}"),
         columns=("", "draft colocated", "draft separate"),
     )
-
-
-def _size(size: int) -> str:
-    return f"{size / _GIB:.1f} GiB" if size >= _GIB // 10 else f"{size / (1 << 20):.1f} MiB"

@@ -14,6 +14,11 @@ from cluster.contract.geometry import blocks_held
 _GIB = 1 << 30
 
 
+def binary_size(num_bytes: int) -> str:
+    """Bytes for people: in GiB, or in MiB where that would be nearly none."""
+    return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= _GIB // 10 else f"{num_bytes / (1 << 20):.1f} MiB"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """Bytes and tokens of KV on the target's GPU, with the draft on it and without."""
@@ -41,7 +46,7 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         costs = (
-            f"the draft costs the target {self.draft_weight_bytes / _GIB:.1f} GiB of weights and "
+            f"the draft costs the target {binary_size(self.draft_weight_bytes)} of weights and "
             f"{self.draft_kv_share * 100:.0f} % of its KV"
         )
         change = f"{abs(self.tokens_gained):,} tokens {'more' if self.tokens_gained >= 0 else 'fewer'} without it"
