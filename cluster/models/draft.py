@@ -49,10 +49,15 @@ def plan_speculation(target: ModelFolder, draft: ModelFolder, num_speculative_to
 
 
 def detect_method(draft: ModelFolder) -> Method:
-    """By architecture, then by the name of folder or repository (not of the folders above it); else standalone."""
+    """By architecture, then by the name of folder or repository (not of the folders above it); else standalone.
+
+    A DeepSeek-V4 checkpoint has its DSpark draft inside: named as the draft, it is that.
+    """
     for architecture in draft.architectures:
         if architecture in _ARCHITECTURES:
             return _ARCHITECTURES[architecture]
+    if draft.integer("dspark_block_size") is not None:
+        return "dspark"
     name = Path(draft.name).name.lower()
     return next((method for method in _NAMES if method in name), "draft_model")
 

@@ -24,6 +24,7 @@ def folder(name: str, architecture: str = "Qwen3ForCausalLM", **config: Any) -> 
         (folder("deepseek-ai/dspark_qwen3_8b_block7"), "dspark"),
         (folder("/models/Qwen3-8B-DFlash"), "dflash"),
         (folder("/models/qwen3_8b_eagle3"), "eagle3"),
+        (folder("/models/DeepSeek-V4-Flash", "DeepseekV4ForCausalLM", dspark_block_size=5), "dspark"),
         (folder("/models/Qwen3-0.6B"), "draft_model"),
         # The folders above say nothing: this is where dspark-cluster keeps its own models.
         (folder("/home/me/.cache/dspark-cluster/models/Qwen3-0.6B"), "draft_model"),
