@@ -15,6 +15,7 @@ from vllm.triton_utils import dispatcher
 
 profile.install()
 
+from vllm.v1.worker.gpu import structured_outputs  # noqa: E402
 from vllm.v1.worker.gpu.sample import gumbel, logprob, min_p, penalties  # noqa: E402
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler_utils as rejection  # noqa: E402
 
@@ -150,6 +151,31 @@ def test_logprobs_and_ranks_are_those_of_the_interpreted_kernels(interpreted, ge
         found.logprobs, logits.double().log_softmax(1).gather(1, found.logprob_token_ids).float()
     )
     assert found.selected_token_ranks.tolist() == expected.selected_token_ranks.tolist()
+
+
+def test_a_grammar_masks_the_tokens_that_the_interpreted_kernel_masks(interpreted, generator):
+    # Two requests with three and two rows; the last mask is for a position that its request doesn't have.
+    bitmask = torch.randint(-(2**31), 2**31, (4, (V + 31) // 32), generator=generator, dtype=torch.int32)
+    indices = torch.tensor([0, 2, 4, 7], dtype=torch.int32)
+
+    def process():
+        logits = torch.randn(5, V, generator=torch.Generator().manual_seed(1))
+        structured_outputs._apply_grammar_bitmask_kernel[(4, 1)](
+            logits,
+            logits.stride(0),
+            indices,
+            torch.tensor([0, 3, 5], dtype=torch.int32),
+            bitmask,
+            bitmask.stride(0),
+            V,
+            MASK_STRIDE=4,
+            BLOCK_SIZE=2048,
+        )
+        return logits
+
+    masked = process()
+    assert torch.equal(masked, interpreted(process))
+    assert torch.isinf(masked).any(dim=1).tolist() == [True, False, True, True, False]
 
 
 class Round:
