@@ -21,6 +21,7 @@ class Placement(StrEnum):
     """Where the draft runs."""
 
     COLOCATED = "colocated"
+    SEPARATE = "separate"
 
 
 @app.command()
@@ -30,7 +31,8 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")] = None,
     draft: Annotated[str | None, typer.Option(help="Draft model; without one the target decodes alone.")] = None,
     placement: Annotated[
-        Placement, typer.Option(help="colocated: in the target's process, vLLM's own speculation.")
+        Placement,
+        typer.Option(help="colocated: in the target's process, vLLM's own speculation; separate: in its own process."),
     ] = Placement.COLOCATED,
     num_speculative_tokens: Annotated[
         int | None, typer.Option(help="Tokens drafted a round (K); default: what the draft was trained for.")
@@ -63,7 +65,7 @@ def generate(
     options = GenerateOptions(
         prompt=text, chat=chat, max_tokens=max_tokens, temperature=temperature, seed=seed, json_output=json_output
     )
-    run(settings, options)
+    run(settings, options, separate=placement is Placement.SEPARATE)
 
 
 @app.command()

@@ -3,16 +3,18 @@
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.commands.terminal import messages
 from cluster.engine.in_process import GenerationDelta, GenerationRequest, InProcessEngine
+from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
 from cluster.errors import UserError
 from cluster.models.prompt import encode_prompt
 from cluster.speculation.figures import AcceptanceFigures
+from cluster.speculation.rounds import RoundTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class GenerateResult:
     seconds: float
     seed: int | None
     acceptance: AcceptanceFigures | None
+    rounds: RoundTimes | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -54,6 +57,7 @@ class GenerateResult:
             "tokens_per_second": self.tokens_per_second,
             "seed": self.seed,
             "speculation": self.acceptance.to_json() if self.acceptance else None,
+            "rounds": asdict(self.rounds) if self.rounds else None,
         }
 
     def summary(self) -> str:
@@ -61,10 +65,27 @@ class GenerateResult:
         if self.acceptance is None:
             return line
         by_position = " ".join(f"{rate:.0%}" for rate in self.acceptance.rate_by_position)
-        return (
+        line = (
             f"{line}; acceptance length {self.acceptance.acceptance_length:.2f} over {self.acceptance.rounds} rounds, "
             f"accepted by position {by_position}"
         )
+        return f"{line}\n{self._round()}" if self.rounds is not None and self.rounds.rounds else line
+
+    def _round(self) -> str:
+        """The price of the split, an average round in milliseconds and bytes."""
+        assert self.rounds is not None
+        times, count = self.rounds, self.rounds.rounds
+        step = self.seconds - times.fuse - times.encode - times.round_trip - times.decode
+        parts = {
+            "target step": step,
+            "fuse": times.fuse,
+            "encode": times.encode,
+            "draft": times.draft,
+            "transfer and wait": times.round_trip - times.draft,
+            "decode": times.decode,
+        }
+        shown = ", ".join(f"{name} {1e3 * seconds / count:.2f}" for name, seconds in parts.items())
+        return f"ms a round: {shown}; {times.request_bytes // count:,} bytes out, {times.reply_bytes // count:,} back"
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
@@ -90,8 +111,10 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     return sys.stdin.read()
 
 
-def generate(settings: EngineSettings, options: GenerateOptions) -> GenerateResult:
+def generate(settings: EngineSettings, options: GenerateOptions, *, separate: bool = False) -> GenerateResult:
     """Answer the prompt, streaming the text to standard output and the figures to standard error.
+
+    `separate` puts the draft into a process of its own.
 
     Raises UserError for a prompt or settings that can't work, before weights are loaded where that can be known.
     """
@@ -103,7 +126,7 @@ def generate(settings: EngineSettings, options: GenerateOptions) -> GenerateResu
         seed=options.seed,
     )
     with messages.status(f"loading {settings.target.name}"):
-        engine = InProcessEngine(settings)
+        engine = SeparateEngine(settings) if separate else InProcessEngine(settings)
     with engine:
         result = _stream(engine, request, options)
     if options.json_output:
@@ -131,4 +154,5 @@ def _stream(engine: InProcessEngine, request: GenerationRequest, options: Genera
         seconds=seconds,
         seed=request.seed,
         acceptance=deltas[-1].acceptance,
+        rounds=engine.speculator.times if isinstance(engine, SeparateEngine) else None,
     )

@@ -5,7 +5,7 @@ Colocated is the arm that every other placement is compared with.
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -58,10 +58,11 @@ class Completion:
 class InProcessEngine:
     """Starts on construction (imports vLLM, loads weights, allocates the KV cache); `close` frees it.
 
-    Raises UserError for what vLLM refuses in the settings.
+    `additional_config` is vLLM's own, for parts of this project inside the engine. Raises UserError for what vLLM
+    refuses in the settings.
     """
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, *, additional_config: Mapping[str, Any] | None = None) -> None:
         profile.activate()
         # Without it vLLM starts a process of its own for the engine's core, whose imports cost another 10 s.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -70,8 +71,9 @@ class InProcessEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self._ids = itertools.count()
+        arguments = settings.to_engine_args() | {"additional_config": dict(additional_config or {})}
         try:
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**settings.to_engine_args()))
+            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         except ValueError as error:
             refusals = [part["msg"] for part in error.errors()] if isinstance(error, ValidationError) else [str(error)]
             why = " ".join(" ".join(refusals).split())

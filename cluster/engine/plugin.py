@@ -1,6 +1,7 @@
 """What vLLM runs of ours in every process it starts (entry point group `vllm.general_plugins`)."""
 
 from cluster.engine.cpu import profile
+from cluster.speculation import speculator_hook
 
 
 def register() -> None:
@@ -11,3 +12,4 @@ def register() -> None:
     # By name, so that the model's code is imported only where it is used.
     ModelRegistry.register_model("Gemma4DSparkModel", "cluster.engine.gemma4_dspark:NamedGemma4DSparkForCausalLM")
     profile.install()
+    speculator_hook.install()

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -23,19 +24,39 @@ def run(*command: object, stdin: str | None = None) -> subprocess.CompletedProce
     return result
 
 
-def test_generate_streams_the_text_and_ends_with_its_figures(pair: TinyPair) -> None:
-    arguments = ["--target", pair.target, "--draft", pair.draft, "--no-chat", "--max-tokens", 20]
-    shown = run("cluster.cli", "generate", *arguments, "-", stdin="Hello")
-    parsed = json.loads(run("cluster.cli", "generate", *arguments, "--json", "Hello").stdout)
-    assert shown.stdout.removesuffix("\n") == parsed["text"]
+@pytest.fixture(scope="module")
+def answer(pair: TinyPair) -> dict[str, Any]:
+    return json.loads(run("cluster.cli", "generate", *arguments(pair), "--json", "Hello").stdout)
+
+
+def arguments(pair: TinyPair) -> list[object]:
+    return ["--target", pair.target, "--draft", pair.draft, "--no-chat", "--max-tokens", 20]
+
+
+def test_generate_streams_the_text_and_ends_with_its_figures(pair: TinyPair, answer: dict[str, Any]) -> None:
+    shown = run("cluster.cli", "generate", *arguments(pair), "-", stdin="Hello")
+    assert shown.stdout.removesuffix("\n") == answer["text"]
     summary = shown.stderr.strip().splitlines()[-1]
-    speculation = parsed["speculation"]
-    assert summary.startswith(f"{len(parsed['token_ids'])} tokens in ")
+    speculation = answer["speculation"]
+    assert summary.startswith(f"{len(answer['token_ids'])} tokens in ")
     assert f"acceptance length {speculation['acceptance_length']:.2f} over {speculation['rounds']} rounds" in summary
     assert len(speculation["acceptance_rate_by_position"]) == pair.num_speculative_tokens
-    assert parsed["completion_tokens"] <= 20
+    assert answer["completion_tokens"] <= 20
+    assert answer["rounds"] is None
     # Nothing but the text and one line of figures: no log of vLLM, no warning of torch.
     assert shown.stderr.strip().splitlines() == [summary]
+
+
+def test_generate_with_a_separate_draft_gives_the_same_and_tells_what_crossed(
+    pair: TinyPair, answer: dict[str, Any]
+) -> None:
+    shown = run("cluster.cli", "generate", *arguments(pair), "--placement", "separate", "--json", "Hello")
+    separate = json.loads(shown.stdout)
+    assert separate["token_ids"] == answer["token_ids"]
+    assert separate["speculation"] == answer["speculation"]
+    # The prompt is a round too, and its draft the first that is verified.
+    assert separate["rounds"]["rounds"] >= answer["speculation"]["rounds"]
+    assert separate["rounds"]["request_bytes"] > separate["rounds"]["reply_bytes"] > 0
 
 
 def test_the_step_bench_tells_the_forward_pass_from_the_rest(pair: TinyPair) -> None:

@@ -1,0 +1,74 @@
+"""The target's end of the rounds: a request out, its answer in. Knows channel and messages, nothing of vLLM."""
+
+import time
+from dataclasses import dataclass, replace
+
+from cluster.channel import Channel
+from cluster.speculation.messages import MessageCodec, MessageError, NoProposal, ProposeReply, ProposeRequest
+
+
+@dataclass(slots=True)
+class RoundTimes:
+    """Seconds and bytes of all rounds together, by part, as the target sees them."""
+
+    rounds: int = 0
+    fuse: float = 0.0
+    """The draft's `fc`, which runs here."""
+    encode: float = 0.0
+    round_trip: float = 0.0
+    """From the encoded request to the received answer: both transfers and the draft's own time."""
+    draft: float = 0.0
+    """The part of it in which the draft worked, as it says."""
+    decode: float = 0.0
+    request_bytes: int = 0
+    reply_bytes: int = 0
+
+
+class DraftClient:
+    """One round at a time, in order: the draft must not write for a block's last owner after its next one began."""
+
+    def __init__(self, channel: Channel, codec: MessageCodec, *, epoch: int, deadline_s: float) -> None:
+        """`deadline_s`: seconds that a round may take, from its request's encoding to its answer."""
+        self.times = RoundTimes()
+        self._channel = channel
+        self._codec = codec
+        self._epoch = epoch
+        self._deadline_s = deadline_s
+        self._step = 0
+        self._request = memoryview(bytearray(codec.max_encoded_bytes))
+        self._answer = memoryview(bytearray(codec.max_encoded_bytes))
+
+    def propose(self, request: ProposeRequest) -> ProposeReply | NoProposal:
+        """The draft's answer to this round, whose epoch and step are filled in here.
+
+        Its arrays are views of a buffer that the next round overwrites.
+
+        Raises:
+            ChannelError: the draft is gone, or hasn't answered within the deadline.
+            MessageError: the round doesn't fit the agreed sizes, or what came is no answer to it.
+        """
+        self._step += 1
+        deadline_s = time.monotonic() + self._deadline_s
+        begun = time.perf_counter()
+        num_bytes = self._codec.encode_into(replace(request, epoch=self._epoch, step=self._step), self._request)
+        encoded = time.perf_counter()
+        self._channel.send([self._request[:num_bytes]], deadline_s)
+        answer_bytes = self._channel.recv(self._answer, deadline_s)
+        received = time.perf_counter()
+        answer = self._codec.decode(self._answer[:answer_bytes])
+        if isinstance(answer, ProposeRequest) or (answer.epoch, answer.step) != (self._epoch, self._step):
+            came = f"{type(answer).__name__} of epoch {answer.epoch} step {answer.step}"
+            raise MessageError(f"{came} is no answer to epoch {self._epoch} step {self._step}")
+        times = self.times
+        times.rounds += 1
+        times.encode += encoded - begun
+        times.round_trip += received - encoded
+        times.decode += time.perf_counter() - received
+        times.request_bytes += num_bytes
+        times.reply_bytes += answer_bytes
+        if isinstance(answer, ProposeReply):
+            times.draft += answer.draft_time_us / 1e6
+        return answer
+
+    def close(self) -> None:
+        self._channel.close()

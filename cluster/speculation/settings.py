@@ -1,0 +1,31 @@
+"""How a target's engine learns of its draft: plain data, read before torch and vLLM are imported."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from cluster.channel.base import ChannelKind
+
+REMOTE_DRAFT: Final = "remote_draft"
+"""Key of vLLM's `additional_config`: an engine that has it asks a RemoteSpeculator for its drafts."""
+
+DEFAULT_ROUND_DEADLINE_S: Final = 30.0
+"""A draft's first rounds compile its kernels, and a CPU's interpreter takes seconds for a long prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteDraftSettings:
+    """The value under REMOTE_DRAFT."""
+
+    address: str
+    """Of the draft's control line."""
+    channel: ChannelKind = "shm"
+    round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
+
+    def to_additional_config(self) -> dict[str, Any]:
+        """For vLLM's `additional_config`."""
+        return {REMOTE_DRAFT: asdict(self)}
+
+
+def remote_draft_settings(additional_config: dict[str, Any]) -> RemoteDraftSettings:
+    """What `to_additional_config` made."""
+    return RemoteDraftSettings(**additional_config[REMOTE_DRAFT])

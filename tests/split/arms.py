@@ -1,0 +1,109 @@
+"""The same pair twice, draft in the target's process and in one of its own, and a record of every round."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster.engine.in_process import Completion, GenerationRequest, InProcessEngine
+from cluster.engine.separate import SeparateEngine
+from cluster.engine.settings import EngineSettings
+from cluster.models.draft import plan_speculation
+from cluster.models.folder import open_model
+from tests.checkpoints import make_pair
+
+# Small, so that a few short requests meet every case: chunks of 64 tokens, a pool of 8 blocks of 128.
+SIZES = {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 64, "num_gpu_blocks": 8}
+# A hybrid target's groups share the pool, so one request takes more blocks of it.
+HYBRID_BLOCKS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A request in one round. In a chunk of a prompt that isn't its last, nothing is sampled."""
+
+    request: int
+    """Numbered as they first appear."""
+    num_sampled: int
+    num_rejected: int
+    drafts: tuple[int, ...]
+
+
+Round = tuple[Row, ...]
+
+
+@dataclass(slots=True)
+class Arm:
+    engine: InProcessEngine
+    rounds: list[Round] = field(default_factory=list)
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        speculator = speculator_of(self.engine)
+        propose = speculator.propose
+
+        def recording(batch: Any, *arguments: Any, **keywords: Any) -> Any:
+            drafts = propose(batch, *arguments, **keywords)
+            if not keywords.get("dummy_run"):
+                sampled, rejected = arguments[4].tolist(), arguments[5].tolist()
+                numbers = [self._numbers.setdefault(name, len(self._numbers)) for name in batch.req_ids]
+                wanted = drafts[:, : keywords["num_speculative_tokens"]]
+                rows = zip(numbers, sampled, rejected, wanted.tolist(), strict=True)
+                self.rounds.append(
+                    tuple(Row(request=n, num_sampled=s, num_rejected=r, drafts=tuple(d)) for n, s, r, d in rows)
+                )
+            return drafts
+
+        speculator.propose = recording
+
+    def forget(self) -> None:
+        """Begin a new record."""
+        self.rounds.clear()
+        self._numbers.clear()
+
+    def run(self, requests: Sequence[GenerationRequest]) -> tuple[list[Completion], list[Round]]:
+        """What came out of these requests, and their rounds."""
+        self.forget()
+        return self.engine.generate(requests), list(self.rounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arms:
+    name: str
+    colocated: Arm
+    separate: Arm
+
+    def compare(self, requests: Sequence[GenerationRequest]) -> tuple[list[Completion], list[Round]]:
+        """Run the requests in both arms; everything must be the same, round by round."""
+        expected, expected_rounds = self.colocated.run(requests)
+        completions, rounds = self.separate.run(requests)
+        assert rounds == expected_rounds
+        assert completions == expected
+        assert remote(self.separate).lost is None
+        return completions, rounds
+
+
+def speculator_of(engine: InProcessEngine) -> Any:
+    return engine.vllm_engine.model_executor.driver_worker.worker.model_runner.speculator
+
+
+def remote(arm: Arm) -> Any:
+    """The arm's RemoteSpeculator."""
+    return speculator_of(arm.engine)
+
+
+def pair_settings(name: str, folder: Path, **sizes: Any) -> EngineSettings:
+    pair = make_pair(name, folder)
+    target = open_model(str(pair.target), role="target")
+    speculation = plan_speculation(target, open_model(str(pair.draft), role="draft"), pair.num_speculative_tokens)
+    blocks = {"num_gpu_blocks": HYBRID_BLOCKS} if "gemma4" in name else {}
+    return EngineSettings(target=target, speculation=speculation, **(SIZES | blocks | sizes))
+
+
+def greedy(prompt: Sequence[int], max_tokens: int) -> GenerationRequest:
+    return GenerationRequest(prompt_token_ids=tuple(prompt), max_tokens=max_tokens, ignore_eos=True)
+
+
+def separate_of(arm: Arm) -> SeparateEngine:
+    assert isinstance(arm.engine, SeparateEngine)
+    return arm.engine

@@ -1,0 +1,31 @@
+"""A draft's process that forgets: on SIGUSR1 its whole KV cache is zero before the next round."""
+
+import signal
+import sys
+from typing import Any
+
+from cluster.speculation import draft_process
+
+_pending: list[int] = []
+
+
+def main() -> int:
+    signal.signal(signal.SIGUSR1, lambda number, _frame: _pending.append(number))
+    answer = draft_process._answer
+
+    def wiping(hosted: Any, *rest: Any) -> Any:
+        import torch  # not before the process has set itself up for it
+
+        while _pending:
+            _pending.pop()
+            with torch.inference_mode():
+                for cache in hosted._runner.kv_caches:
+                    cache.zero_()
+        return answer(hosted, *rest)
+
+    draft_process._answer = wiping
+    return draft_process.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
