@@ -26,6 +26,7 @@ def demo(prompt: str, *, json_output: bool) -> None:
     messages.print(
         f"target {NAME}, draft its first {_DRAFT_LAYERS} layers (exact, but too large to be faster)\n> {prompt}",
         style="dim",
+        soft_wrap=True,
     )
     settings = EngineSettings(
         target=target,
