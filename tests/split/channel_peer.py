@@ -1,4 +1,4 @@
-"""The other process of the channel tests: `python -m tests.unit.channel_peer`.
+"""The other process of the channel tests: `python -m tests.split.channel_peer`.
 
 It reads one JSON object a line, each with a role to play and the address of a channel, and prints one a line: that it
 is ready, what the role reports, and that it is done. It ends with its input.

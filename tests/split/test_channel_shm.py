@@ -25,7 +25,7 @@ from cluster.channel import (
 from cluster.channel.process import ProcessIdentity, ProcessWatch
 from cluster.channel.ring import RingReader, RingWriter, ring_bytes
 from cluster.channel.segment import DIRECTORY, SharedSegment, remove_orphans, unlink
-from tests.unit.test_channel import Peer, offered, pair_of, within
+from tests.split.test_channel import Peer, offered, pair_of, within
 
 
 def is_left(address: ChannelAddress) -> bool:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from cluster.channel import ChannelClosed, ChannelUnavailable, DeadlineExceeded, offer_channel, open_channel
 from cluster.channel.slots import SlotQueue
-from tests.unit.test_channel import offered, pair_of, within
+from tests.split.test_channel import offered, pair_of, within
 
 
 def test_the_channel_is_unknown_to_the_default_group(tmp_path: Path) -> None:

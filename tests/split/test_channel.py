@@ -40,7 +40,7 @@ class Peer:
     _spare: ClassVar[list[subprocess.Popen[str]]] = []
 
     def __init__(self, role: str, address: ChannelAddress | None = None, *, fresh: bool = False) -> None:
-        command = [sys.executable, "-m", "tests.unit.channel_peer"]
+        command = [sys.executable, "-m", "tests.split.channel_peer"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         spare = [] if fresh else self._spare
         self._process = spare.pop() if spare else subprocess.Popen(command, text=True, **pipes)
