@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.commands.terminal import messages
-from cluster.engine.in_process import GenerationDelta, GenerationRequest, InProcessEngine
+from cluster.engine.in_process import GenerationDelta, GenerationRequest, InProcessEngine, join_deltas
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
 from cluster.errors import UserError
@@ -146,13 +146,14 @@ def _stream(engine: InProcessEngine, request: GenerationRequest, options: Genera
     seconds = time.perf_counter() - start
     if not options.json_output:
         print(flush=True)
+    completion = join_deltas(deltas)
     return GenerateResult(
-        text="".join(delta.text for delta in deltas),
-        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-        finish_reason=deltas[-1].finish_reason,
+        text=completion.text,
+        token_ids=completion.token_ids,
+        finish_reason=completion.finish_reason,
         num_prompt_tokens=len(request.prompt_token_ids),
         seconds=seconds,
         seed=request.seed,
-        acceptance=deltas[-1].acceptance,
+        acceptance=completion.acceptance,
         rounds=engine.speculator.times if isinstance(engine, SeparateEngine) else None,
     )

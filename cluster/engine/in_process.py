@@ -115,17 +115,7 @@ class InProcessEngine:
         deltas: list[list[GenerationDelta]] = [[] for _ in requests]
         for delta in self.stream(requests):
             deltas[delta.index].append(delta)
-        return [
-            Completion(
-                text="".join(delta.text for delta in parts),
-                token_ids=tuple(token for delta in parts for token in delta.token_ids),
-                finish_reason=parts[-1].finish_reason,
-                num_cached_tokens=parts[-1].num_cached_tokens,
-                acceptance=parts[-1].acceptance,
-                accepted_by_round=parts[-1].accepted_by_round,
-            )
-            for parts in deltas
-        ]
+        return [join_deltas(parts) for parts in deltas]
 
     def _add(self, request: GenerationRequest) -> str:
         from vllm import SamplingParams
@@ -143,6 +133,19 @@ class InProcessEngine:
         )
         self._engine.add_request(request_id, TokensPrompt(prompt_token_ids=list(request.prompt_token_ids)), parameters)
         return request_id
+
+
+def join_deltas(deltas: Sequence[GenerationDelta]) -> Completion:
+    """The completion that the deltas of one ended request, in their order, make up."""
+    last = deltas[-1]
+    return Completion(
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        finish_reason=last.finish_reason,
+        num_cached_tokens=last.num_cached_tokens,
+        acceptance=last.acceptance,
+        accepted_by_round=last.accepted_by_round,
+    )
 
 
 def _delta(index: int, output: Any) -> GenerationDelta:
