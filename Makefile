@@ -3,7 +3,7 @@ PYTHON ?= python3
 PROFILE ?= cpu
 BIN := .venv/bin
 
-.PHONY: demo test check format install clean
+.PHONY: demo test check format protos install clean
 
 demo: install ## a real model answers, with speculative decoding
 	@$(BIN)/dspark-cluster demo
@@ -20,6 +20,9 @@ check: install ## the quick loop: lint, types, unit tests
 format: install
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+protos: install ## the generated code beside protos/*.proto, which is committed
+	@$(BIN)/python protos/generate.py
 
 install:
 	@command -v $(PYTHON) >/dev/null || { echo "install: there is no $(PYTHON); install Python 3.11 to 3.13" >&2; exit 2; }
