@@ -56,6 +56,8 @@ def detect_method(draft: ModelFolder) -> Method:
     for architecture in draft.architectures:
         if architecture in _ARCHITECTURES:
             return _ARCHITECTURES[architecture]
+        if "Eagle3" in architecture:  # of which every family of targets has one
+            return "eagle3"
     if draft.integer("dspark_block_size") is not None:
         return "dspark"
     name = Path(draft.name).name.lower()

@@ -1,6 +1,6 @@
 """A few tensors out of a checkpoint, without reading the rest of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,29 @@ def read_tensors(folder: Path, rename: Callable[[str], str | None]) -> dict[str,
     Only headers are read of the others: a target's checkpoint may have hundreds of gigabytes, of which a draft shares
     two matrices.
     """
+    return {
+        name: checkpoint.get_tensor(stored)
+        for checkpoint, stored in _stored(folder)
+        if (name := rename(stored)) is not None
+    }
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """The names of a safetensors checkpoint's tensors, from its headers."""
+    return {stored for _, stored in _stored(folder)}
+
+
+def _stored(folder: Path) -> Iterator[tuple[Any, str]]:
+    """Every tensor's name, beside the open file that has it."""
     from safetensors import safe_open
 
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(f"model {folder}", "it has no *.safetensors file", "convert its weights to safetensors")
-    tensors: dict[str, Any] = {}
     for file in files:
         with safe_open(file, framework="pt") as checkpoint:
             for stored in checkpoint.keys():  # noqa: SIM118  (not a dict: it can't be iterated)
-                name = rename(stored)
-                if name is not None:
-                    tensors[name] = checkpoint.get_tensor(stored)
-    return tensors
+                yield checkpoint, stored
 
 
 def load_parameters(module: Any, tensors: dict[str, Any], *, checkpoint: Path) -> None:

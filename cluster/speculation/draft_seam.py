@@ -22,6 +22,7 @@ from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer
 
 from cluster.contract.contract import KVContract
 from cluster.contract.facts import Role
@@ -29,7 +30,7 @@ from cluster.contract.observe import Observed, observe
 from cluster.contract.read_side import BuiltSide, pairing_of
 from cluster.control.member import Member
 from cluster.engine.contract_worker import ContractWorker
-from cluster.speculation.checkpoint import load_parameters, read_tensors
+from cluster.speculation.checkpoint import load_parameters, read_tensors, tensor_names
 
 
 class DraftWorker(ContractWorker):
@@ -39,7 +40,7 @@ class DraftWorker(ContractWorker):
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         self.model_runner.use_aux_hidden_state_outputs = False  # of a target that isn't here
-        stub = SharedWithDraft(self.vllm_config, self.device)
+        stub = LentToDraft(self.vllm_config, self.device)
         with set_current_vllm_config(self.vllm_config), observe(self.vllm_config) as self._observed:
             self.model_runner.load_model(load_dummy_weights, model=stub)
 
@@ -62,26 +63,32 @@ class DraftWorker(ContractWorker):
         )
 
 
-class SharedWithDraft(nn.Module):
-    """The target's embedding and head, which many drafts use as theirs: `model.embed_tokens` and `lm_head`."""
+class LentToDraft(nn.Module):
+    """Of the target's `model.embed_tokens` and `lm_head`, those that the draft's checkpoint has none of its own of."""
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__()
         config = vllm_config.model_config
         vocab_size, hidden_size = config.get_vocab_size(), config.get_hidden_size()
+        lacking = _lacking(vllm_config.speculative_config)
         self.model = nn.Module()
         with set_current_vllm_config(vllm_config), set_default_torch_dtype(config.dtype), device:
-            self.model.embed_tokens = VocabParallelEmbedding(
-                vocab_size, hidden_size, quant_config=vllm_config.quant_config, prefix="model.embed_tokens"
-            )
-            self.lm_head = ParallelLMHead(
-                vocab_size, hidden_size, quant_config=vllm_config.quant_config, prefix="lm_head"
-            )
+            if "embed_tokens" in lacking:
+                self.model.embed_tokens = VocabParallelEmbedding(
+                    vocab_size, hidden_size, quant_config=vllm_config.quant_config, prefix="model.embed_tokens"
+                )
+            if "lm_head" in lacking:
+                self.lm_head = ParallelLMHead(
+                    vocab_size, hidden_size, quant_config=vllm_config.quant_config, prefix="lm_head"
+                )
+        if not lacking:
+            return
         folder = Path(config.model)
-        tensors = read_tensors(folder, _shared_parameter)
+        tensors = read_tensors(folder, _lendable)
         if config.hf_text_config.tie_word_embeddings:
             tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
-        load_parameters(self, tensors, checkpoint=folder)
+        lent = {name: tensor for name, tensor in tensors.items() if name.split(".")[-2] in lacking}
+        load_parameters(self, lent, checkpoint=folder)
         with set_current_vllm_config(vllm_config):
             process_weights_after_loading(self, config, device)
 
@@ -127,33 +134,78 @@ def block_table_widths(runner: Any) -> list[int]:
 
 def input_batch(
     *,
-    num_tokens: int,
     idx_mapping: torch.Tensor,
+    input_ids: torch.Tensor | None,
     positions: torch.Tensor,
     query_start_loc: torch.Tensor,
+    query_start_loc_np: NDArray[np.int32],
     num_scheduled_tokens: NDArray[np.int32],
     seq_lens_cpu_upper_bound: torch.Tensor,
+    decode_graph_eligible: bool,
 ) -> Any:
-    """The part of a target's InputBatch that vLLM's DSpark and DFlash speculators read."""
+    """The part of a target's InputBatch that vLLM's speculators read."""
+    num_tokens = len(positions)
     return SimpleNamespace(
         num_reqs=len(idx_mapping),
         num_tokens=num_tokens,
+        num_tokens_after_padding=num_tokens,  # of the target's graphs; a draft's own dispatch pads as it needs
         idx_mapping=idx_mapping,
+        input_ids=input_ids,
         positions=positions,
         query_start_loc=query_start_loc,
+        query_start_loc_np=query_start_loc_np,
+        seq_lens=(positions[query_start_loc[1:] - 1] + 1).to(torch.int32),
         num_scheduled_tokens=num_scheduled_tokens,
         seq_lens_cpu_upper_bound=seq_lens_cpu_upper_bound,
+        decode_graph_eligible=decode_graph_eligible,
     )
 
 
-def write_block_tables(runner: Any, rows: Sequence[torch.Tensor]) -> None:
-    """Put the round's rows where the speculator, and a captured graph, read them; the rest is padding."""
-    for table, new in zip(runner.block_tables.input_block_tables, rows, strict=True):
+def attention(runner: Any, batch: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Attention metadata and slot mappings by layer for the batch as it is: the target's, on the draft's own pool."""
+    tables, groups = runner.block_tables, runner.kv_cache_config
+    slot_mappings = tables.compute_slot_mappings(
+        batch.idx_mapping, batch.query_start_loc, batch.positions, batch.num_tokens
+    )
+    metadata = build_attn_metadata(
+        attn_groups=runner.attn_groups,
+        num_reqs=batch.num_reqs,
+        num_tokens=batch.num_tokens,
+        query_start_loc_gpu=batch.query_start_loc,
+        query_start_loc_cpu=torch.from_numpy(batch.query_start_loc_np),
+        max_query_len=int(batch.num_scheduled_tokens.max()),
+        seq_lens=batch.seq_lens,
+        max_seq_len=int(batch.seq_lens_cpu_upper_bound.max()),
+        block_tables=[table[: batch.num_reqs] for table in tables.input_block_tables],
+        slot_mappings=slot_mappings,
+        kv_cache_config=groups,
+        seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound,
+        positions=batch.positions,
+    )
+    return metadata, build_slot_mappings_by_layer(slot_mappings, groups)
+
+
+def write_block_tables(runner: Any, idx_mapping: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
+    """Put the round's rows where speculators, and captured graphs, read them: by slot, and in the batch's order.
+
+    Behind the batch's rows is padding. Slots of requests that aren't in the round keep what they had, which none reads.
+    """
+    tables = runner.block_tables
+    for by_slot, table, new in zip(tables.block_tables, tables.input_block_tables, rows, strict=True):
+        by_slot.gpu[idx_mapping] = new
         table[: len(new)].copy_(new)
         table[len(new) :].zero_()
 
 
-def _shared_parameter(stored: str) -> str | None:
+def _lacking(speculation: Any) -> set[str]:
+    """What vLLM's loaders give a draft from its target, as they decide it: by the names in the draft's checkpoint."""
+    if speculation.uses_draft_model():
+        return set()
+    names = tensor_names(Path(speculation.draft_model_config.model))
+    return {part for part in ("embed_tokens", "lm_head") if not any(part in name for name in names)}
+
+
+def _lendable(stored: str) -> str | None:
     """Targets with other inputs have a prefix before `model` or after it; what else ends so is another table."""
     if stored.split(".")[-2:] == ["embed_tokens", "weight"]:
         return "model.embed_tokens.weight"

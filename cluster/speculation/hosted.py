@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cluster.contract.contract import KVContract
 from cluster.control.member import Member
 from cluster.speculation import draft_seam
+from cluster.speculation.families import FAMILIES
 from cluster.speculation.handshake import tables_to_follow
 from cluster.speculation.messages import ProposeRequest
 
@@ -28,6 +29,7 @@ class HostedSpeculator:
             }
         )
         self._runner = draft_seam.runner_of(self._executor)
+        self._family = FAMILIES[self._runner.speculator.method]
         self._tables: tuple[int, ...] = ()
 
     def allocate(self, member: Member) -> KVContract:
@@ -55,23 +57,26 @@ class HostedSpeculator:
         return ids
 
     def _propose(self, request: ProposeRequest) -> torch.Tensor:
+        idx_mapping = self._tensor(request.idx_mapping)
         rows = [self._tensor(table) for table in request.block_tables]
-        draft_seam.write_block_tables(self._runner, [rows[table] for table in self._tables])
+        draft_seam.write_block_tables(self._runner, idx_mapping, [rows[table] for table in self._tables])
         hidden_states = self._tensor(request.hidden_states)
         if hidden_states.dtype == torch.uint16:
             hidden_states = hidden_states.view(torch.bfloat16)
         batch = draft_seam.input_batch(
-            num_tokens=request.num_tokens,
-            idx_mapping=self._tensor(request.idx_mapping),
+            idx_mapping=idx_mapping,
+            input_ids=None if request.input_ids is None else self._tensor(request.input_ids),
             positions=self._tensor(request.positions),
             query_start_loc=self._tensor(request.query_start_loc),
+            query_start_loc_np=request.query_start_loc,
             num_scheduled_tokens=request.num_scheduled_tokens,
             seq_lens_cpu_upper_bound=torch.from_numpy(request.seq_lens_cpu_upper_bound),
+            decode_graph_eligible=request.decode_graph_eligible,
         )
+        attention = draft_seam.attention(self._runner, batch) if self._family.reuses_attention else (None, None)
         drafts: torch.Tensor = self._runner.speculator.propose(
             batch,
-            None,
-            None,
+            *attention,
             hidden_states,
             None,  # no auxiliary states: these are fused already
             self._tensor(request.num_sampled),

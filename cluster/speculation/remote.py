@@ -2,7 +2,7 @@
 
 import logging
 import time
-from typing import Any, Final
+from typing import Any
 
 import torch
 from dspark.v1.control_pb2 import RoundOptions
@@ -13,13 +13,12 @@ from cluster.contract.contract import KVContract
 from cluster.control.member import Member
 from cluster.errors import UserError
 from cluster.speculation import target_seam
+from cluster.speculation.families import FAMILIES
 from cluster.speculation.handshake import tables_to_send
 from cluster.speculation.messages import MessageError, ProposeReply, ProposeRequest
 from cluster.speculation.pairing import offer_rounds
 from cluster.speculation.rounds import DraftClient, RoundTimes
 from cluster.speculation.settings import remote_draft_settings
-
-SUPPORTED_METHODS: Final = ("dspark", "dflash")
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +35,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self._check_supported()
+        self._family = FAMILIES[self.method]
         self.attn_groups: list[Any] = []  # the runner asks for the draft's: there are none here
         self._draft: DraftClient | None = None
         self._times = RoundTimes()
@@ -58,7 +58,9 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
             self._draft = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
-        return target_seam.FusedStates(self.vllm_config, self.device)
+        if not self._family.reads_states:
+            return torch.nn.Module()
+        return target_seam.FusedStates(self.vllm_config, target_model, self.device)
 
     def set_attn(
         self,
@@ -83,6 +85,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         options = RoundOptions(
             block_table_widths=[tables[i].shape[1] for i in self._tables],
             num_prefill_lookahead=max(1, self.vllm_config.num_prefill_lookahead_tokens),
+            with_input_ids=self._family.reads_input_ids,
         )
         settings = remote_draft_settings(self.vllm_config.additional_config)
         self._draft = offer_rounds(settings, member, contract, options)
@@ -129,7 +132,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
             step=0,
             num_speculative_tokens=K,
             decode_graph_eligible=bool(input_batch.decode_graph_eligible),
-            hidden_states=self._fuse(aux_hidden_states)[:T],
+            hidden_states=self._states(aux_hidden_states, T),
             positions=_array(input_batch.positions[:T]),
             query_start_loc=_array(input_batch.query_start_loc[: B + 1]),
             idx_mapping=_array(input_batch.idx_mapping[:B]),
@@ -142,6 +145,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
             temperature=_array(temperature),
             seeds=_array(seeds),
             block_tables=tuple(_array(self._block_tables.input_block_tables[i][:B]) for i in self._tables),
+            input_ids=_array(input_batch.input_ids[:T]) if self._family.reads_input_ids else None,
         )
         try:
             answer = self._draft.propose(request)
@@ -152,14 +156,18 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
             drafts[:, :K].copy_(torch.from_numpy(answer.draft_token_ids))
         return drafts
 
-    def _fuse(self, aux_hidden_states: list[torch.Tensor] | None) -> NDArray[Any]:
+    def _states(self, aux_hidden_states: list[torch.Tensor] | None, num_tokens: int) -> NDArray[Any]:
+        """What the draft reads of the target's states: [T, H], or [T, 0] where it reads none."""
         begun = time.perf_counter()
-        fused = self.model(aux_hidden_states)
-        if fused.dtype == torch.bfloat16:
-            fused = fused.view(torch.uint16)  # numpy has no bfloat16
-        states = _array(fused)
+        if self._family.reads_states:
+            states = self.model(aux_hidden_states)[:num_tokens]
+        else:
+            states = torch.empty(num_tokens, 0, dtype=self.dtype)
+        if states.dtype == torch.bfloat16:
+            states = states.view(torch.uint16)  # numpy has no bfloat16
+        array = _array(states)
         self._times.fuse += time.perf_counter() - begun
-        return states
+        return array
 
     def _lose(self, error: Exception) -> None:
         """The draft's KV cache misses this round now: it can't serve a later one."""
@@ -168,16 +176,16 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self.close()
 
     def _check_supported(self) -> None:
-        if self.method not in SUPPORTED_METHODS:
+        if self.method not in FAMILIES:
             raise UserError(
                 f"speculation method {self.method}",
-                f"a draft in a process of its own can be {' or '.join(SUPPORTED_METHODS)} so far",
+                f"a draft in a process of its own can be {', '.join(FAMILIES)}",
                 "use --placement colocated",
             )
         if self.draft_logits is not None:
             raise UserError(
                 "draft_sample_method probabilistic",
-                "a draft in a process of its own returns tokens, not logits, so far",
+                "to verify sampled drafts takes the draft's logits, and only tokens come back from its process",
                 "use greedy drafts, or --placement colocated",
             )
         if self.enable_adaptive_verification:

@@ -6,33 +6,45 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
-from vllm.model_executor.models.qwen3_dflash import _get_dflash_fc_input_size
 from vllm.model_executor.models.utils import get_draft_quant_config
 from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from cluster.speculation.checkpoint import load_parameters, read_tensors
 
 __all__ = ["DraftModelSpeculator", "FusedStates"]
 
-_FC = re.compile(r"(?:.*\.)?fc\.(?P<parameter>.+)")
+_OURS = re.compile(r"(?:.*\.)?(?P<parameter>(?P<module>fc|input_norm|fc_norm)\.[\w.]+)")
 
 
 class FusedStates(nn.Module):
     """The draft's `fc` and nothing else of it: a target's auxiliary states [T, L·H_target] to the draft's [T, H].
 
     It runs on this side because its output is a fifth of its input, and it is built and loaded as the draft's model
-    does it, so that the draft gets the same bits.
+    does it, so that the draft gets the same bits. An EAGLE-3 draft may have norms before it, over all and over each.
     """
 
-    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+    def __init__(self, vllm_config: Any, target_model: Any, device: torch.device) -> None:
         super().__init__()
-        draft = vllm_config.speculative_config.draft_model_config
+        speculation = vllm_config.speculative_config
+        draft = speculation.draft_model_config
+        config = draft.hf_config
+        layers = get_eagle3_aux_layers_from_config(speculation)
+        self._count = len(layers or target_model.get_eagle3_default_aux_hidden_state_layers())
+        width = getattr(config, "target_hidden_size", None) or config.hidden_size
+        nested = getattr(config, "eagle_config", None) or {}
         with set_default_torch_dtype(vllm_config.model_config.dtype), device:
+            if nested.get("norm_before_fc", getattr(config, "norm_before_fc", False)):
+                self.input_norm = RMSNorm(width * self._count, eps=config.rms_norm_eps)
+            if getattr(config, "fc_norm", False):
+                norms = (RMSNorm(width, eps=config.rms_norm_eps) for _ in range(self._count))
+                self.fc_norm = nn.ModuleList(norms)
             self.fc = ReplicatedLinear(
-                input_size=_get_dflash_fc_input_size(vllm_config),
+                input_size=width * self._count,
                 output_size=draft.get_hidden_size(),
                 bias=False,
                 params_dtype=vllm_config.model_config.dtype,
@@ -41,14 +53,19 @@ class FusedStates(nn.Module):
                 return_bias=False,
             )
         folder = Path(draft.model)
-        load_parameters(self.fc, read_tensors(folder, _parameter_of_fc), checkpoint=folder)
+        load_parameters(self, read_tensors(folder, self._parameter), checkpoint=folder)
         process_weights_after_loading(self, draft, device)
 
     def forward(self, aux_hidden_states: list[torch.Tensor]) -> torch.Tensor:
-        fused: torch.Tensor = self.fc(torch.cat(aux_hidden_states, dim=-1))
+        states = torch.cat(aux_hidden_states, dim=-1)
+        if hasattr(self, "input_norm"):
+            states = self.input_norm(states)
+        if hasattr(self, "fc_norm"):
+            parts = zip(self.fc_norm, states.chunk(self._count, dim=-1), strict=True)
+            states = torch.cat([norm(part) for norm, part in parts], dim=-1)
+        fused: torch.Tensor = self.fc(states)
         return fused
 
-
-def _parameter_of_fc(stored: str) -> str | None:
-    match = _FC.fullmatch(stored)
-    return match["parameter"] if match else None
+    def _parameter(self, stored: str) -> str | None:
+        match = _OURS.fullmatch(stored)
+        return match["parameter"] if match and hasattr(self, match["module"]) else None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.checkpoints import deepseek_v4, gemma4, qwen3
+from tests.checkpoints import deepseek_v4, eagle3, gemma4, qwen3
 from tests.checkpoints.shapes import K
 from tests.checkpoints.successor import SuccessorTable, successor_table
 
@@ -45,6 +45,7 @@ _FAMILIES = {
     "qwen3-dflash": _Family(
         write_target=qwen3.write_target, write_draft=qwen3.write_dflash_draft, method="dflash", period=9
     ),
+    "qwen3-eagle3": _Family(write_target=qwen3.write_target, write_draft=eagle3.write_draft, method="eagle3"),
     "qwen3-draft-model": _Family(
         write_target=qwen3.write_target, write_draft=qwen3.write_standalone_draft, method="draft_model"
     ),

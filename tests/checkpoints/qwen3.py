@@ -7,6 +7,7 @@ import torch
 from tests.checkpoints.dspark import add_dspark_heads, dspark_keys
 from tests.checkpoints.folder import Config, Weights, write_checkpoint
 from tests.checkpoints.shapes import (
+    AUDIBLE,
     DRAFT_LAYERS,
     HIDDEN,
     LOUD,
@@ -33,7 +34,7 @@ _COPY_GAIN = 4.0
 
 def write_target(folder: Path, seed: int, table: SuccessorTable | None) -> None:
     """A Qwen3ForCausalLM that follows `table`, if there is one."""
-    weights = _causal_lm(seed, TARGET_LAYERS, table)
+    weights = _causal_lm(seed, TARGET_LAYERS, table, QUIET)
     if table is not None:
         weights.put("lm_head.weight", head_rows(table.codes, table.successor))
     write_checkpoint(folder, _config("Qwen3ForCausalLM", TARGET_LAYERS), weights.tensors)
@@ -41,7 +42,7 @@ def write_target(folder: Path, seed: int, table: SuccessorTable | None) -> None:
 
 def write_standalone_draft(folder: Path, seed: int, table: SuccessorTable | None) -> None:
     """A smaller Qwen3ForCausalLM, for `draft_model`, that follows the part of `table` it knows."""
-    weights = _causal_lm(seed, DRAFT_LAYERS, table)
+    weights = _causal_lm(seed, DRAFT_LAYERS, table, AUDIBLE)
     if table is not None:
         weights.put("lm_head.weight", head_rows(table.known_codes, table.successor))
     write_checkpoint(folder, _config("Qwen3ForCausalLM", DRAFT_LAYERS), weights.tensors)
@@ -101,13 +102,14 @@ def _config(architecture: str, layers: int) -> Config:
     }
 
 
-def _causal_lm(seed: int, layers: int, table: SuccessorTable | None) -> Weights:
+def _causal_lm(seed: int, layers: int, table: SuccessorTable | None, gain: float) -> Weights:
+    """`gain` is that of the layers of a model that follows `table`."""
     weights = Weights(seed)
     weights.normal("model.embed_tokens.weight", VOCAB_SIZE, HIDDEN)
     if table is not None:
         weights.put("model.embed_tokens.weight", table.codes)
     for index in range(layers):
-        _add_layer(weights, f"model.layers.{index}.", gain=1.0 if table is None else QUIET)
+        _add_layer(weights, f"model.layers.{index}.", 1.0 if table is None else gain)
     weights.norm("model.norm.weight", HIDDEN)
     weights.linear("lm_head.weight", VOCAB_SIZE, HIDDEN)
     return weights

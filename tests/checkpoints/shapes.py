@@ -9,6 +9,8 @@ K = 4  # tokens drafted a round
 MAX_POSITIONS = 2048
 
 # Gains of what a layer adds to the residual stream. Quiet: its numbers count, but change no next token of a table.
+# Audible: they change none where the table is known, and decide where it isn't.
 # Loud: little remains of the token itself, which would otherwise be a head's answer, or let it read a table's answer.
 QUIET = 0.05
+AUDIBLE = 0.5
 LOUD = 3.0

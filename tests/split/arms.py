@@ -12,10 +12,20 @@ from cluster.models.draft import plan_speculation
 from cluster.models.folder import open_model
 from tests.checkpoints import make_pair
 
-# Small, so that a few short requests meet every case: chunks of 64 tokens, a pool of 8 blocks of 128.
-SIZES = {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 64, "num_gpu_blocks": 8}
-# A hybrid target's groups share the pool, so one request takes more blocks of it.
-HYBRID_BLOCKS = 32
+# Small, so that a few short requests meet every case: chunks of 64 tokens, blocks of 32, no more than 18 to use.
+SIZES = {"max_model_len": 256, "max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks": 19}
+BLOCK_SIZE = 32  # the smallest of vLLM's CPU attention
+# (from, to, K): how many tokens are drafted with so many requests. So K = 0 occurs where there are many.
+TOKENS_BY_REQUESTS = [(1, 7, 4), (8, 12, 2), (13, 16, 0)]
+
+
+class SplitSettings(EngineSettings):
+    """As its base, with smaller blocks and fewer drafts the more requests there are."""
+
+    def to_engine_args(self) -> dict[str, Any]:
+        arguments = super().to_engine_args() | {"block_size": BLOCK_SIZE}
+        arguments["speculative_config"]["num_speculative_tokens_per_batch_size"] = TOKENS_BY_REQUESTS
+        return arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +106,7 @@ def pair_settings(name: str, folder: Path, **sizes: Any) -> EngineSettings:
     pair = make_pair(name, folder)
     target = open_model(str(pair.target), role="target")
     speculation = plan_speculation(target, open_model(str(pair.draft), role="draft"), pair.num_speculative_tokens)
-    blocks = {"num_gpu_blocks": HYBRID_BLOCKS} if "gemma4" in name else {}
-    return EngineSettings(target=target, speculation=speculation, **(SIZES | blocks | sizes))
+    return SplitSettings(target=target, speculation=speculation, **(SIZES | sizes))
 
 
 def greedy(prompt: Sequence[int], max_tokens: int) -> GenerationRequest:

@@ -8,10 +8,17 @@ import pytest
 from cluster.engine.in_process import InProcessEngine
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
-from tests.split.arms import Arm, Arms, pair_settings
+from tests.split.arms import Arm, Arms, pair_settings, separate_of
 
-# Random weights make drafts that depend on all of the context; agreeing pairs have rounds of every length.
-PAIRS = ("qwen3-dspark", "qwen3-dspark-agreeing", "gemma4-dspark", "qwen3-dflash", "qwen3-dflash-agreeing")
+# The agreeing pairs: their rounds have every length, and where a token is blind their drafts depend on the context.
+# What a channel carries is the same for all, so each has one of the two.
+PAIRS = {
+    "qwen3-dspark-agreeing": "shm",
+    "gemma4-dspark-agreeing": "gloo",
+    "qwen3-dflash-agreeing": "shm",
+    "qwen3-eagle3-agreeing": "gloo",
+    "qwen3-draft-model-agreeing": "shm",
+}
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +41,9 @@ def arms(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any]
 ) -> Iterator[Arms]:
     settings = pair_settings(request.param, tmp_path_factory.mktemp(request.param))
-    separate = start(SeparateEngine, settings)
-    yield Arms(name=request.param, colocated=Arm(start(InProcessEngine, settings)), separate=Arm(separate))
-    separate.stop_draft()  # its memory is needed for the next pair's
+    # A draft's process that does what it always does, and on a signal forgets its context.
+    how = {"channel": PAIRS[request.param], "draft_module": "tests.split.wiped_draft"}
+    separate = Arm(start(SeparateEngine, settings, **how))
+    yield Arms(name=request.param, colocated=Arm(start(InProcessEngine, settings)), separate=separate)
+    separate_of(separate).stop_draft()  # its memory is needed for the next pair's
+    assert separate_of(separate).draft_process.returncode == 0

@@ -1,8 +1,14 @@
 """What the processes of these tests run: real vLLM engines, and reports of what they hold."""
 
+import os
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+from cluster.engine.in_process import GenerationRequest
+from cluster.engine.separate import SeparateEngine
+from cluster.engine.settings import EngineSettings
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -42,6 +48,16 @@ def contracted_engine(arguments: dict[str, Any], mutation: bool, report: Report)
         return
     held = engine.model_executor.driver_worker.worker.contract
     report({"digest": held.digest, "tensors": _tensors(engine.vllm_config), "allocations": allocations})
+
+
+def endless_target(settings: EngineSettings, requests: list[GenerationRequest], report: Report) -> None:
+    """A target that has rounds with its draft for ever; after the first it reports both processes' ids."""
+    engine = SeparateEngine(settings)
+    engine.generate(requests)
+    processes = {"target": os.getpid(), "draft": engine.draft_process.pid}
+    threading.Thread(target=report, args=(processes,), daemon=True).start()
+    while True:
+        engine.generate(requests)
 
 
 def tensors_of(report: dict[str, Any]) -> dict[str, Any]:

@@ -24,13 +24,23 @@ class Child:
 
     def report(self) -> dict[str, Any]:
         """What it reported. It has ended then."""
-        if not self._connection.poll(DEADLINE_S):
-            self._process.kill()
-            raise TimeoutError(f"{self._process.name} has reported nothing in {DEADLINE_S} s")
-        report: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        report = self.message()
         self._connection.send_bytes(b"{}")
         self._process.join(DEADLINE_S)
         return report
+
+    def message(self) -> dict[str, Any]:
+        """What it reported, while it waits for `report`, or goes on in another thread."""
+        if not self._connection.poll(DEADLINE_S):
+            self._process.kill()
+            raise TimeoutError(f"{self._process.name} has reported nothing in {DEADLINE_S} s")
+        message: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        return message
+
+    def kill(self) -> None:
+        """With no chance for it to clean up."""
+        self._process.kill()
+        self._process.join(DEADLINE_S)
 
 
 def _run(function: Callable[..., None], arguments: tuple[Any, ...], connection: Connection) -> None:

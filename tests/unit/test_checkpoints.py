@@ -19,6 +19,7 @@ from tests.checkpoints.vocabulary import EOS_ID, SPECIAL_TOKENS, VOCAB_SIZE, pri
 
 AGREEING = [name for name in PAIRS if name.endswith("-agreeing")]
 DSPARK = [name for name in PAIRS if "dspark" in name]
+EAGLE3 = [name for name in PAIRS if "eagle3" in name]
 PERIODS = [None, 9]
 SEED = 0
 
@@ -133,7 +134,7 @@ def test_standalone_draft_has_the_tensors_of_its_architecture(name: str, pairs: 
     assert stored_shapes(pairs[name].draft) == built_shapes(pairs[name].draft)
 
 
-@pytest.mark.parametrize("name", [name for name in PAIRS if "draft-model" not in name])
+@pytest.mark.parametrize("name", [name for name in PAIRS if "dspark" in name or "dflash" in name])
 def test_block_draft_has_layers_of_its_family_and_a_projection_of_the_targets_states(
     name: str, pairs: dict[str, TinyPair]
 ) -> None:
@@ -144,6 +145,19 @@ def test_block_draft_has_layers_of_its_family_and_a_projection_of_the_targets_st
     assert stored["fc.weight"] == (HIDDEN, HIDDEN * len(TARGET_LAYER_IDS))
     assert stored["hidden_norm.weight"] == stored["norm.weight"] == (HIDDEN,)
     assert config_of(pairs[name].draft)["num_target_layers"] == config_of(pairs[name].target)["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("name", EAGLE3)
+def test_eagle3_draft_has_a_vocabulary_of_printable_tokens(name: str, pairs: dict[str, TinyPair]) -> None:
+    config, tensors = config_of(pairs[name].draft), load_file(pairs[name].draft / "model.safetensors")
+    size = config["draft_vocab_size"]
+    assert size < VOCAB_SIZE
+    assert tensors["lm_head.weight"].shape == (size, HIDDEN)
+    assert (torch.arange(size) + tensors["d2t"]).tolist() == printable_ids()
+    assert tensors["t2d"].nonzero().flatten().tolist() == printable_ids()
+    # Its one layer reads token and states side by side.
+    assert tensors["midlayer.self_attn.q_proj.weight"].shape[1] == 2 * HIDDEN
+    assert tensors["fc.weight"].shape == (HIDDEN, HIDDEN * len(config["eagle_aux_hidden_state_layer_ids"]))
 
 
 @pytest.mark.parametrize("name", DSPARK)
@@ -188,6 +202,15 @@ def test_agreeing_markov_head_knows_all_but_the_blind_tokens(name: str, pairs: d
     bias = tensors["markov_head.markov_w1.weight"] @ tensors["markov_head.markov_w2.weight"].T
     assert bias.argmax(-1)[~table.blind].equal(table.successor[~table.blind])
     assert not bias[table.blind].any()
+
+
+def test_agreeing_eagle3_head_knows_all_but_the_blind_tokens(pairs: dict[str, TinyPair]) -> None:
+    pair = pairs["qwen3-eagle3-agreeing"]
+    table, own = table_of(pair), torch.tensor(printable_ids())
+    logits = table.codes @ load_file(pair.draft / "model.safetensors")["lm_head.weight"].T
+    right = own[logits.argmax(-1)] == table.successor
+    assert right[~table.blind].all()
+    assert not right[table.blind].any()
 
 
 def test_agreeing_dflash_draft_attends_one_period_back(pairs: dict[str, TinyPair]) -> None:

@@ -21,6 +21,8 @@ def folder(name: str, architecture: str = "Qwen3ForCausalLM", **config: Any) -> 
         (folder("/models/d", "Gemma4DSparkModel"), "dspark"),
         (folder("/models/d", "DSparkDraftModel"), "dspark"),
         (folder("/models/d", "DFlashDraftModel"), "dflash"),
+        (folder("/models/d", "LlamaForCausalLMEagle3"), "eagle3"),
+        (folder("/models/d", "Eagle3Qwen3ForCausalLM"), "eagle3"),
         (folder("deepseek-ai/dspark_qwen3_8b_block7"), "dspark"),
         (folder("/models/Qwen3-8B-DFlash"), "dflash"),
         (folder("/models/qwen3_8b_eagle3"), "eagle3"),

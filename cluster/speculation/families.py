@@ -1,0 +1,23 @@
+"""What vLLM's speculators of each method read of a round, beyond positions, counts, slots and block tables."""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFamily:
+    reads_states: bool
+    """The target's auxiliary hidden states, after what the draft does to them first (`fc`), which the target runs."""
+    reads_input_ids: bool
+    """The token ids that the target has just run."""
+    reuses_attention: bool = False
+    """Its first pass is over the target's batch as it is, so it takes the target's attention metadata with it."""
+
+
+FAMILIES: Final = {
+    "dspark": DraftFamily(reads_states=True, reads_input_ids=False),
+    "dflash": DraftFamily(reads_states=True, reads_input_ids=False),
+    "eagle3": DraftFamily(reads_states=True, reads_input_ids=True, reuses_attention=True),
+    "draft_model": DraftFamily(reads_states=False, reads_input_ids=True),
+}
+"""By vLLM's name of the method."""
