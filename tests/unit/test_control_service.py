@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import pytest
 from dspark.v1.control_pb2 import ChannelAddress, EngineSizes, RoundOptions
 
 from cluster.contract.errors import ContractError, ContractViolation, Writer
-from cluster.contract.facts import Role
 from cluster.contract.policy import Policy
 from cluster.control.child_process import ChildProcess
 from cluster.control.member import Member
@@ -26,31 +24,8 @@ from cluster.control.refusals import ControlError
 from cluster.control.service import serving
 from cluster.control.settings import CoordinatorSettings, MemberSettings
 from cluster.errors import UserError
-from tests.unit.test_control_state import CONTRACT, FACTS, SIZES, UNKNOWN_FIELD
-
-DEADLINE_S = 20
-
-
-@contextmanager
-def coordinator(folder: Path, **more: int) -> Iterator[str]:
-    """The address of one that runs in a thread."""
-    address = f"unix:{folder / 'coordinator'}"
-    loop, started, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-
-    async def run() -> None:
-        async with serving(CoordinatorSettings(address=address, policy=Policy(), **more)):
-            started.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
-    thread.start()
-    assert started.wait(DEADLINE_S)
-    try:
-        yield address
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(DEADLINE_S)
-        loop.close()
+from tests.control import CONTRACT, DEADLINE_S, FACTS, SIZES, agree, coordinator, join, pair_up, together
+from tests.unit.test_control_state import UNKNOWN_FIELD
 
 
 @pytest.fixture
@@ -59,25 +34,10 @@ def address(tmp_path: Path) -> Iterator[str]:
         yield one
 
 
-def join(address: str, role: Role, *, start_timeout_s: float = DEADLINE_S, vllm: str = "0.32.0") -> Member:
-    settings = MemberSettings(address=address, role=role, name=role, start_timeout_s=start_timeout_s)
-    return Member(settings, vllm_version=vllm, engine_sizes=SIZES if role == "target" else None)
-
-
-def together(*sides: Callable[[], object]) -> list[object]:
-    with ThreadPoolExecutor(len(sides)) as pool:
-        return [future.result(DEADLINE_S) for future in [pool.submit(side) for side in sides]]
-
-
 @pytest.fixture
 def pair(address: str) -> Iterator[tuple[Member, Member]]:
     with join(address, "target") as target, join(address, "draft") as draft:
         yield target, draft
-
-
-def agree(pair: tuple[Member, Member]) -> None:
-    target, draft = pair
-    assert together(lambda: target.agree(FACTS["target"]), lambda: draft.agree(FACTS["draft"])) == [CONTRACT, CONTRACT]
 
 
 def test_two_members_from_hello_to_channel(pair: tuple[Member, Member]) -> None:
@@ -85,9 +45,7 @@ def test_two_members_from_hello_to_channel(pair: tuple[Member, Member]) -> None:
     assert draft.meet_peer().engine_sizes == EngineSizes(
         max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=40_960
     )
-    agree(pair)
-    together(lambda: target.accept(CONTRACT), lambda: draft.accept(CONTRACT))
-    together(lambda: target.ready(CONTRACT), lambda: draft.ready(CONTRACT))
+    pair_up(target, draft)
     assert target.epoch == draft.epoch == 1
     address, options = ChannelAddress(kind="shm", location="x", num_slots=2), RoundOptions(num_prefill_lookahead=1)
 
@@ -103,7 +61,7 @@ def test_two_members_from_hello_to_channel(pair: tuple[Member, Member]) -> None:
 
 def test_the_barrier_holds_until_both_are_there(pair: tuple[Member, Member]) -> None:
     target, draft = pair
-    agree(pair)
+    agree(*pair)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(target.accept, CONTRACT)
         with pytest.raises(TimeoutError):
@@ -154,7 +112,7 @@ def test_why_one_side_gives_up_is_raised_on_the_other(
     pair: tuple[Member, Member], error: Exception, kind: type[UserError], said: str
 ) -> None:
     target, draft = pair
-    agree(pair)
+    agree(*pair)
     with pytest.raises(type(error)), draft.reporting():
         raise error
     with pytest.raises(kind, match=said):
@@ -163,7 +121,7 @@ def test_why_one_side_gives_up_is_raised_on_the_other(
 
 def test_a_peer_that_leaves_ends_the_wait_and_names_the_phase(pair: tuple[Member, Member]) -> None:
     target, draft = pair
-    agree(pair)
+    agree(*pair)
     begun = time.monotonic()
     draft.close()
     with pytest.raises(
@@ -190,7 +148,7 @@ def test_a_second_target_finds_the_place_taken(address: str, pair: tuple[Member,
     settings = MemberSettings(address=address, role="target", name="another")
     with pytest.raises(ControlError, match="has the place of the target already"):
         Member(settings, vllm_version="0.32.0", engine_sizes=SIZES)
-    agree(pair)
+    agree(*pair)
 
 
 def test_a_target_that_is_started_again_meets_the_next_draft(address: str) -> None:
@@ -198,7 +156,7 @@ def test_a_target_that_is_started_again_meets_the_next_draft(address: str) -> No
         with pytest.raises(ControlError, match="a later incarnation"):
             first.meet_peer()
         with join(address, "draft") as draft:
-            agree((second, draft))
+            agree(second, draft)
 
 
 def test_bytes_that_are_no_message_end_their_own_stream_only(address: str, pair: tuple[Member, Member]) -> None:
@@ -211,7 +169,7 @@ def test_bytes_that_are_no_message_end_their_own_stream_only(address: str, pair:
             assert list(send(iter([unknown]))) == []
         with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
             list(send(iter([bytes(MAX_MESSAGE_BYTES + 1)])))
-    agree(pair)
+    agree(*pair)
 
 
 def test_a_coordinator_that_goes_ends_the_wait(tmp_path: Path) -> None:
