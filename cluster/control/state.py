@@ -167,10 +167,7 @@ class Coordinator:
                 return
             self._lose(holder, LossReason.LOSS_REASON_SUPERSEDED)
         self._members[stream] = _Member(stream=stream, role=role, hello=hello, heard_s=now_s)
-        welcome = Welcome(
-            heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
-            heartbeat_timeout_ms=self._settings.heartbeat_timeout_ms,
-        )
+        welcome = Welcome(heartbeat_interval_ms=self._settings.heartbeat_interval_ms)
         self._tell(self._members[stream], JoinResponse(welcome=welcome))
         self._pair_up()
 

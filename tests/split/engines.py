@@ -4,12 +4,18 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
+
 from cluster.contract.contract import KVContract
 from cluster.contract.errors import ContractError, ContractViolation
+from cluster.contract.policy import Policy
 from cluster.control.member import Member
 from cluster.control.refusals import ControlError
 from cluster.control.settings import MemberSettings
 from cluster.engine.release import vllm_release
+from cluster.engine.separate import SeparateEngine
+from cluster.engine.settings import EngineSettings
+from cluster.errors import UserError
 from cluster.speculation.pairing import open_rounds
 
 Report = Callable[[dict[str, Any]], None]
@@ -51,6 +57,15 @@ def contracted_draft(member: dict[str, Any], arguments: dict[str, Any], mutation
             return contract, hosted._executor.vllm_config
 
     _report_of(start, report)
+
+
+def separate_pair(settings: EngineSettings, policy: Policy, report: Report) -> None:
+    """Both processes, as `generate` starts them: why they don't, and which processes are left then."""
+    try:
+        SeparateEngine(settings, policy=policy)
+    except UserError as error:
+        left = [process.cmdline() for process in psutil.Process().children(recursive=True)]
+        report({"error": str(error), "left": left})
 
 
 def _report_of(start: Callable[[], tuple[KVContract, Any]], report: Report) -> None:

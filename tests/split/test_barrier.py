@@ -16,7 +16,8 @@ from cluster.control.settings import CoordinatorSettings, MemberSettings
 from cluster.engine.separate import COORDINATOR_MODULE, TARGET_WORKER
 from cluster.speculation.settings import RemoteDraftSettings
 from tests.checkpoints import TinyPair, make_pair
-from tests.split.engines import contracted_draft, contracted_target, tensors_of
+from tests.split.arms import pair_settings
+from tests.split.engines import contracted_draft, contracted_target, separate_pair, tensors_of
 from tests.split.processes import Child
 
 Reports = tuple[dict[str, Any], dict[str, Any]]
@@ -93,3 +94,10 @@ def test_a_constructor_that_rewrites_the_cache_dtype_is_named_before_allocation(
     assert (target["type"], target["field"]) == ("ContractError", "cache_config.cache_dtype")
     assert "RewritingAttention" in target["error"]
     assert target["allocations"] == []
+
+
+def test_a_policy_that_the_draft_cant_follow_ends_both_processes_with_one_sentence(tmp_path: Path) -> None:
+    policy = Policy(attention_backend="FLASHMLA")
+    report = Child(separate_pair, pair_settings("qwen3-dspark", tmp_path), policy).report()
+    assert "FLASHMLA" in report["error"]
+    assert report["left"] == []
