@@ -231,7 +231,8 @@ def test_an_earlier_incarnation_or_another_process_finds_the_place_taken(incarna
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (Hello(), "no role"),
+        (Hello(), "control.proto"),
+        (Hello(versions=Versions(protocol=PROTOCOL_VERSION)), "no role"),
         (Hello(role=MEMBER_ROLES["target"], versions=Versions(protocol=PROTOCOL_VERSION)), "without sizes"),
         (hello("draft", protocol=PROTOCOL_VERSION + 1), "control.proto"),
         (Facts(epoch=1), "hello comes first"),
