@@ -16,6 +16,7 @@ import pytest
 from dspark.v1.control_pb2 import ChannelAddress, EngineSizes, RoundOptions
 
 from cluster.contract.errors import ContractError, ContractViolation, Writer
+from cluster.contract.facts import Role
 from cluster.contract.policy import Policy
 from cluster.control.child_process import ChildProcess
 from cluster.control.member import Member
@@ -188,37 +189,29 @@ def test_an_address_that_cant_be_listened_on_is_said() -> None:
         asyncio.run(serve())
 
 
-DRAFT = """
+PEER = """
 import sys
-from pathlib import Path
 from cluster.contract.facts import SideFacts
-from cluster.control.member import Member
-from cluster.control.options import MAX_MESSAGE_BYTES
-from cluster.control.settings import MemberSettings
-member = Member(MemberSettings(address=sys.argv[1], role="draft", name="draft"), vllm_version="0.32.0")
-print(member.meet_peer().name, flush=True)
+from tests.control import FACTS, join
+role = sys.argv[2]
+member = join(sys.argv[1], role)
+member.meet_peer()
 for step in sys.stdin:
     if step == "agree\\n":
-        contract = member.agree(SideFacts.from_json(Path(sys.argv[2]).read_text()))
+        contract = member.agree(FACTS[role])
     elif step == "accept\\n":
         member.accept(contract)
     elif step == "ready\\n":
         member.ready(contract)
-    print(step, end="", flush=True)
 """
 
 
-class DraftProcess:
-    """A draft without a model, which goes on step by step."""
+class PeerProcess:
+    """A side without a model, in a process of its own, which goes on step by step."""
 
-    def __init__(self, folder: Path, address: str) -> None:
-        (folder / "facts").write_text(FACTS["draft"].to_json())
-        self.popen = subprocess.Popen(
-            [sys.executable, "-c", DRAFT, address, folder / "facts"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, address: str, role: Role) -> None:
+        command = [sys.executable, "-c", PEER, address, role]
+        self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
 
     def step(self, name: str) -> None:
         assert self.popen.stdin is not None
@@ -227,50 +220,54 @@ class DraftProcess:
 
 
 STEPS = ("join", "agree", "accept", "ready")
+"""What a peer has done last, when it dies."""
 
 
-def target_to(phase: str, target: Member, draft: DraftProcess) -> Callable[[], object]:
-    """Go through the phases before this one; the call that then waits for the draft."""
+def come_to(step: str, member: Member, peer: PeerProcess, role: Role) -> Callable[[], object]:
+    """Let both go through the steps before; the call of `member` that then waits for its peer."""
     calls: dict[str, Callable[[], object]] = {
-        "join": lambda: target.agree(FACTS["target"]),
-        "agree": lambda: target.accept(CONTRACT),
-        "accept": lambda: target.ready(CONTRACT),
-        "ready": lambda: target.offer_channel(ChannelAddress(), RoundOptions()),
+        "join": lambda: member.agree(FACTS[role]),
+        "agree": lambda: member.accept(CONTRACT),
+        "accept": lambda: member.ready(CONTRACT),
+        "ready": member.await_channel,
     }
-    target.meet_peer()
-    for before, step in pairwise(STEPS):
-        if before == phase:
+    member.meet_peer()
+    for before, following in pairwise(STEPS):
+        if before == step:
             break
-        draft.step(step)
+        peer.step(following)
         calls[before]()
-    return calls[phase]
+    return calls[step]
 
 
-@pytest.mark.parametrize("phase", STEPS)
-def test_a_draft_that_is_killed_ends_its_targets_wait_at_once(phase: str, address: str, tmp_path: Path) -> None:
-    with join(address, "target") as target:
-        draft = DraftProcess(tmp_path, address)
-        wait = target_to(phase, target, draft)
-        draft.popen.kill()
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("role", "others"), [("target", "draft"), ("draft", "target")])
+def test_a_peer_that_is_killed_ends_the_wait_at_once(step: str, role: Role, others: Role, address: str) -> None:
+    with join(address, role) as member:
+        peer = PeerProcess(address, others)
+        wait = come_to(step, member, peer, role)
+        peer.popen.kill()
         begun = time.monotonic()
-        with pytest.raises(ControlError, match=r"the draft is lost: .* its process has ended"):
+        with pytest.raises(ControlError, match=f"the {others} is lost: .* its process has ended"):
             wait()
         assert time.monotonic() - begun < 2
-        draft.popen.wait()
+        peer.popen.wait()
 
 
-def test_a_draft_that_is_stopped_is_noticed_by_its_silence(tmp_path: Path) -> None:
+def test_a_peer_that_is_stopped_is_noticed_by_its_silence(tmp_path: Path) -> None:
     quick = coordinator(tmp_path, heartbeat_interval_ms=100, heartbeat_timeout_ms=1_000)
     with quick as address, join(address, "target") as target:
-        draft, told = DraftProcess(tmp_path, address), threading.Event()
-        target_to("ready", target, draft)
+        peer, told = PeerProcess(address, "draft"), threading.Event()
+        wait = come_to("ready", target, peer, "target")
         target.on_silent_peer(told.set)
-        draft.popen.send_signal(signal.SIGSTOP)
+        peer.popen.send_signal(signal.SIGSTOP)
         begun = time.monotonic()
-        assert told.wait(DEADLINE_S)
+        with pytest.raises(ControlError, match="its process is silent"):
+            wait()
+        assert told.is_set()
         assert time.monotonic() - begun < 3
-        draft.popen.kill()
-        draft.popen.wait()
+        peer.popen.kill()
+        peer.popen.wait()
 
 
 def test_a_process_that_ends_before_it_is_there_is_named() -> None:
