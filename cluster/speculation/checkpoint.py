@@ -20,9 +20,13 @@ def read_tensors(folder: Path, rename: Callable[[str], str | None]) -> dict[str,
     }
 
 
-def tensor_names(folder: Path) -> set[str]:
-    """The names of a safetensors checkpoint's tensors, from its headers."""
-    return {stored for _, stored in _stored(folder)}
+def borrowed_parts(draft: Path) -> set[str]:
+    """Of "embed_tokens" and "lm_head", what a draft's checkpoint hasn't got, and its target lends it.
+
+    vLLM's loaders decide it by the names of the stored tensors too.
+    """
+    names = [stored for _, stored in _stored(draft)]
+    return {part for part in ("embed_tokens", "lm_head") if not any(part in name for name in names)}
 
 
 def _stored(folder: Path) -> Iterator[tuple[Any, str]]:

@@ -31,7 +31,7 @@ from cluster.contract.read_side import BuiltSide, pairing_of
 from cluster.control.member import Member
 from cluster.engine.contract_worker import ContractWorker
 from cluster.engine.vllm_errors import refused_settings
-from cluster.speculation.checkpoint import load_parameters, read_tensors, tensor_names
+from cluster.speculation.checkpoint import borrowed_parts, load_parameters, read_tensors
 
 
 class DraftWorker(ContractWorker):
@@ -65,31 +65,31 @@ class DraftWorker(ContractWorker):
 
 
 class LentToDraft(nn.Module):
-    """Of the target's `model.embed_tokens` and `lm_head`, those that the draft's checkpoint has none of its own of."""
+    """Of the target's `model.embed_tokens` and `lm_head`, those that the draft has none of its own of."""
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__()
         config = vllm_config.model_config
         vocab_size, hidden_size = config.get_vocab_size(), config.get_hidden_size()
-        lacking = _lacking(vllm_config.speculative_config)
+        lent = _lent(vllm_config.speculative_config)
         self.model = nn.Module()
         with set_current_vllm_config(vllm_config), set_default_torch_dtype(config.dtype), device:
-            if "embed_tokens" in lacking:
+            if "embed_tokens" in lent:
                 self.model.embed_tokens = VocabParallelEmbedding(
                     vocab_size, hidden_size, quant_config=vllm_config.quant_config, prefix="model.embed_tokens"
                 )
-            if "lm_head" in lacking:
+            if "lm_head" in lent:
                 self.lm_head = ParallelLMHead(
                     vocab_size, hidden_size, quant_config=vllm_config.quant_config, prefix="lm_head"
                 )
-        if not lacking:
+        if not lent:
             return
         folder = Path(config.model)
         tensors = read_tensors(folder, _lendable)
         if config.hf_text_config.tie_word_embeddings:
             tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
-        lent = {name: tensor for name, tensor in tensors.items() if name.split(".")[-2] in lacking}
-        load_parameters(self, lent, checkpoint=folder)
+        tensors = {name: tensor for name, tensor in tensors.items() if name.split(".")[-2] in lent}
+        load_parameters(self, tensors, checkpoint=folder)
         with set_current_vllm_config(vllm_config):
             process_weights_after_loading(self, config, device)
 
@@ -165,7 +165,7 @@ def input_batch(
 
 def attention(runner: Any, batch: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Attention metadata and slot mappings by layer for the batch as it is: the target's, on the draft's own pool."""
-    tables, groups = runner.block_tables, runner.kv_cache_config
+    tables, pool = runner.block_tables, runner.kv_cache_config
     slot_mappings = tables.compute_slot_mappings(
         batch.idx_mapping, batch.query_start_loc, batch.positions, batch.num_tokens
     )
@@ -180,11 +180,11 @@ def attention(runner: Any, batch: Any) -> tuple[dict[str, Any], dict[str, torch.
         max_seq_len=int(batch.seq_lens_cpu_upper_bound.max()),
         block_tables=[table[: batch.num_reqs] for table in tables.input_block_tables],
         slot_mappings=slot_mappings,
-        kv_cache_config=groups,
+        kv_cache_config=pool,
         seq_lens_cpu_upper_bound=batch.seq_lens_cpu_upper_bound,
         positions=batch.positions,
     )
-    return metadata, build_slot_mappings_by_layer(slot_mappings, groups)
+    return metadata, build_slot_mappings_by_layer(slot_mappings, pool)
 
 
 def write_block_tables(runner: Any, idx_mapping: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
@@ -199,12 +199,14 @@ def write_block_tables(runner: Any, idx_mapping: torch.Tensor, rows: Sequence[to
         table[len(new) :].zero_()
 
 
-def _lacking(speculation: Any) -> set[str]:
-    """What vLLM's loaders give a draft from its target, as they decide it: by the names in the draft's checkpoint."""
+def _lent(speculation: Any) -> set[str]:
+    """What vLLM's loaders take from the target."""
+    draft = speculation.draft_model_config
     if speculation.uses_draft_model():
         return set()
-    names = tensor_names(Path(speculation.draft_model_config.model))
-    return {part for part in ("embed_tokens", "lm_head") if not any(part in name for name in names)}
+    if speculation.use_dspark() and "Qwen3DSparkModel" not in draft.architectures:
+        return {"embed_tokens", "lm_head"}  # such a draft gets the target's, even if it has its own
+    return borrowed_parts(Path(draft.model))
 
 
 def _lendable(stored: str) -> str | None:

@@ -7,16 +7,25 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import qwen3
-from tests.checkpoints.vocabulary import printable_ids
+from tests.checkpoints.shapes import HIDDEN
+from tests.checkpoints.vocabulary import VOCAB_SIZE, printable_ids
 
-ALPHABET = printable_ids()[:12]
+ALPHABET = printable_ids()[:8]
 
-# What all other tokens' logits are below the alphabet's: their probability, of less than e^-30, is none.
-_NEVER = -40.0
+_LIKELIEST = 0.7
+_NEVER = -40.0  # logit of all other tokens
+
+
+def next_token_probabilities() -> torch.Tensor:
+    """float64[A, A]: of alphabet token j after alphabet token i. One is likely, the others are of unequal chances."""
+    size = len(ALPHABET)
+    unequal = torch.arange(1, size + 1, dtype=torch.float64).repeat(size, 1)
+    likeliest = torch.eye(size, dtype=torch.float64).roll(1, dims=1)
+    return _LIKELIEST * likeliest + (1 - _LIKELIEST) * unequal / unequal.sum(dim=1, keepdim=True)
 
 
 def write_pair(folder: Path, seed: int) -> tuple[Path, Path]:
-    """A Qwen3 target and a standalone draft, the same model twice: the draft is the target's likeliest token."""
+    """A Qwen3 target and a standalone draft, the same model twice: it drafts the likeliest tokens."""
     target, draft = folder / "target", folder / "draft"
     qwen3.write_standalone_draft(target, seed, None)
     file = target / "model.safetensors"
@@ -24,19 +33,12 @@ def write_pair(folder: Path, seed: int) -> tuple[Path, Path]:
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensor.zero_()  # a layer then adds nothing to the token's embedding
-    # The last dimension is the same for all tokens, and tells the alphabet from the rest.
-    tensors["model.embed_tokens.weight"][:, -1] = 1.0
-    head = tensors["lm_head.weight"]
-    head[:, -1] = _NEVER
-    head[ALPHABET, -1] = 0.0
+    # A token's state is one dimension of its own, of which the head reads the logits.
+    embedding, head = torch.zeros(VOCAB_SIZE, HIDDEN), torch.full((VOCAB_SIZE, HIDDEN), _NEVER)
+    embedding[ALPHABET, range(len(ALPHABET))] = HIDDEN**0.5
+    head[ALPHABET, : len(ALPHABET)] = next_token_probabilities().T.log().float()
+    tensors["model.embed_tokens.weight"] = embedding
+    tensors["lm_head.weight"] = head / (HIDDEN**0.5 * tensors["model.norm.weight"])
     save_file(tensors, file, metadata={"format": "pt"})
     shutil.copytree(target, draft)
     return target, draft
-
-
-def next_token_probabilities(target: Path) -> torch.Tensor:
-    """float64[A, A]: of alphabet token j after alphabet token i, from the weights alone."""
-    tensors = {name: tensor.double() for name, tensor in load_file(target / "model.safetensors").items()}
-    states = tensors["model.embed_tokens.weight"][ALPHABET]
-    states = states * (states.square().mean(dim=1, keepdim=True) + 1e-6).rsqrt() * tensors["model.norm.weight"]
-    return (states @ tensors["lm_head.weight"].T).softmax(dim=1)[:, ALPHABET]

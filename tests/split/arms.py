@@ -12,8 +12,11 @@ from cluster.models.draft import plan_speculation
 from cluster.models.folder import open_model
 from tests.checkpoints import make_pair
 
-# Small, so that a few short requests meet every case: chunks of 64 tokens, blocks of 32, no more than 18 to use.
-SIZES = {"max_model_len": 256, "max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks": 19}
+# Small, so that a few short requests meet every case: chunks of 128 tokens at most, blocks of 32, 18 of them to use.
+SIZES = {"max_model_len": 256, "max_num_seqs": 16, "max_num_batched_tokens": 128, "num_gpu_blocks": 19}
+# A hybrid target's groups share its pool, and a colocated draft's is one more: (colocated, separate), so that they are
+# full at the same moment.
+HYBRID_BLOCKS = {"gemma4-dspark-agreeing": (53, 35)}
 BLOCK_SIZE = 32  # the smallest of vLLM's CPU attention
 # (from, to, K): how many tokens are drafted with so many requests. So K = 0 occurs where there are many.
 TOKENS_BY_REQUESTS = [(1, 7, 4), (8, 12, 2), (13, 16, 0)]

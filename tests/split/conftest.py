@@ -1,6 +1,7 @@
 """Pairs of engines, one pair of arms at a time."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from cluster.engine.in_process import InProcessEngine
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
-from tests.split.arms import Arm, Arms, pair_settings, separate_of
+from tests.split.arms import HYBRID_BLOCKS, Arm, Arms, pair_settings, separate_of
 
 # The agreeing pairs: their rounds have every length, and where a token is blind their drafts depend on the context.
 # What a channel carries is the same for all, so each has one of the two.
@@ -41,9 +42,17 @@ def arms(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any]
 ) -> Iterator[Arms]:
     settings = pair_settings(request.param, tmp_path_factory.mktemp(request.param))
+    colocated, separate = (
+        replace(settings, num_gpu_blocks=blocks)
+        for blocks in HYBRID_BLOCKS.get(request.param, (settings.num_gpu_blocks,) * 2)
+    )
     # A draft's process that does what it always does, and on a signal forgets its context.
     how = {"channel": PAIRS[request.param], "draft_module": "tests.split.wiped_draft"}
-    separate = Arm(start(SeparateEngine, settings, **how))
-    yield Arms(name=request.param, colocated=Arm(start(InProcessEngine, settings)), separate=separate)
-    separate_of(separate).stop_draft()  # its memory is needed for the next pair's
-    assert separate_of(separate).draft_process.returncode == 0
+    arms = Arms(
+        name=request.param,
+        separate=Arm(start(SeparateEngine, separate, **how)),
+        colocated=Arm(start(InProcessEngine, colocated)),
+    )
+    yield arms
+    separate_of(arms.separate).stop_draft()  # its memory is needed for the next pair's
+    assert separate_of(arms.separate).draft_process.returncode == 0

@@ -25,33 +25,33 @@ REQUESTS_AT_ONCE = 32
 
 
 def test_sampled_tokens_have_the_targets_distribution(start: Callable[..., Any], tmp_path: Path) -> None:
-    target, draft = write_pair(tmp_path, seed=5)
+    target, draft = write_pair(tmp_path, seed=0)
     drafted = open_model(str(draft), role="draft")
     settings = EngineSettings(
         target=open_model(str(target), role="target"),
-        speculation=Speculation(draft=drafted, method="draft_model", num_speculative_tokens=2),
+        speculation=Speculation(draft=drafted, method="draft_model", num_speculative_tokens=4),
         max_model_len=128,
         max_num_seqs=REQUESTS_AT_ONCE,
         max_num_batched_tokens=256,
         num_gpu_blocks=REQUESTS_AT_ONCE + 1,
     )
     arm = Arm(start(SeparateEngine, settings))
-    probabilities = next_token_probabilities(target)
+    probabilities = next_token_probabilities()
 
     counts, rounds = draw(arm, DRAWS, first_seed=0)
     assert remote(arm).lost is None
-    assert {*rounds} == {0, 1, 2}
+    assert {*rounds} == {0, 1, 2, 3, 4}
     p_value = chi_square_p_value(counts, probabilities)
     print(f"{int(counts.sum())} draws in {len(rounds)} rounds: p = {p_value:.3f}")
     assert p_value > 0.01
-    # Would it be seen if a draft were a little more often accepted than the target's probability of it?
+    # It would be seen if a draft were a little more often accepted than the target's probability of it.
     favoured = torch.nn.functional.one_hot(probabilities.argmax(dim=1), len(ALPHABET))
-    assert chi_square_p_value(counts, (probabilities + 0.05 * favoured) / 1.05) < 0.01
+    assert chi_square_p_value(counts, (probabilities + 0.1 * favoured) / 1.1) < 0.001
 
     # Without a draft a round's proposal is the last token again, which the target may take or not like any other.
     separate_of(arm).stop_draft()
     counts, rounds = draw(arm, DRAWS // 3, first_seed=DRAWS)
-    assert {*rounds} == {0, 1, 2}
+    assert {*rounds} == {0, 1, 2, 3, 4}
     p_value = chi_square_p_value(counts, probabilities)
     print(f"{int(counts.sum())} draws without a draft: p = {p_value:.3f}")
     assert p_value > 0.01

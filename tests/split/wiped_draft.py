@@ -1,7 +1,6 @@
 """A draft's process that forgets: on SIGUSR1 its whole KV cache is zero before the next round."""
 
 import signal
-import sys
 from typing import Any
 
 from cluster.speculation import draft_process
@@ -28,4 +27,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    draft_process.end(main())

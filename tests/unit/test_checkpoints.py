@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply_rotary_pos_emb
 
-from tests.checkpoints import CONFIG_ONLY_PAIRS, PAIRS, TinyPair, make_pair
+from tests.checkpoints import CONFIG_ONLY_PAIRS, PAIRS, TinyPair, make_pair, memoryless
 from tests.checkpoints.qwen3 import HEAD_DIM
 from tests.checkpoints.shapes import HIDDEN, TARGET_LAYER_IDS, K
 from tests.checkpoints.successor import SuccessorTable, successor_table
@@ -226,6 +226,17 @@ def test_agreeing_dflash_draft_attends_one_period_back(pairs: dict[str, TinyPair
     query, key = apply_rotary_pos_emb(query, key, cos, sin)
     scores = (query @ key.transpose(-1, -2))[0, 0]
     assert scores.argmax(-1)[period:].equal(positions[:-period])
+
+
+def test_memoryless_target_has_the_probabilities_of_its_table(tmp_path: Path) -> None:
+    target, _ = memoryless.write_pair(tmp_path, SEED)
+    text = torch.tensor([memoryless.ALPHABET, memoryless.ALPHABET[::-1]])
+    with torch.inference_mode():
+        probabilities = AutoModelForCausalLM.from_pretrained(target)(text).logits.double().softmax(-1)
+    alphabet = probabilities[..., memoryless.ALPHABET]
+    expected = memoryless.next_token_probabilities()
+    assert torch.allclose(alphabet[0], expected, atol=1e-5)
+    assert torch.allclose(alphabet[1], expected.flip(0), atol=1e-5)
 
 
 @pytest.mark.parametrize("period", PERIODS)
