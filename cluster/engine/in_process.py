@@ -5,12 +5,13 @@ Colocated is the arm that every other placement is compared with.
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from cluster.engine.cpu import profile
 from cluster.engine.settings import EngineSettings
+from cluster.engine.version import require_supported_vllm
 from cluster.errors import UserError
 from cluster.speculation.figures import AcceptanceFigures
 
@@ -63,12 +64,12 @@ class InProcessEngine:
     """
 
     def __init__(self, settings: EngineSettings, *, additional_config: Mapping[str, Any] | None = None) -> None:
+        require_supported_vllm()
         profile.activate()
         # Without it vLLM starts a process of its own for the engine's core, whose imports cost another 10 s.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         from pydantic import ValidationError
-        from vllm import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
+        from vllm import EngineArgs, LLMEngine
 
         self._ids = itertools.count()
         arguments = settings.to_engine_args() | {"additional_config": dict(additional_config or {})}
@@ -94,7 +95,7 @@ class InProcessEngine:
         """vLLM's own engine, for benchmarks and tests that look inside."""
         return self._engine
 
-    def stream(self, requests: Sequence[GenerationRequest]) -> Iterator[GenerationDelta]:
+    def stream(self, requests: Sequence[GenerationRequest]) -> Generator[GenerationDelta, None, None]:
         """Run the requests together and yield what each step makes, until all have ended.
 
         Closing the iterator early aborts what is left.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cluster.channel import Channel, ChannelError, open_channel
 from cluster.engine.cpu import profile
+from cluster.engine.version import require_supported_vllm
 from cluster.errors import UserError
 from cluster.speculation import control
 from cluster.speculation.handshake import EngineSizes, PoolSizes, RoundsOpen
@@ -57,6 +58,7 @@ def run(settings: DraftSettings) -> None:
     line = control.accept(socket.socket(fileno=settings.listener))
     try:
         sizes = line.receive(EngineSizes, timeout_s=TARGET_START_TIMEOUT_S)
+        require_supported_vllm()
         say("loads its weights")
         # Here, not above: vLLM takes half a minute to import, and the target needs someone to connect to.
         from cluster.speculation.hosted import HostedSpeculator
