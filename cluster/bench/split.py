@@ -162,7 +162,7 @@ def measure(
     ]
     pairs: list[list[tuple[Round, Round]]] = []
     for repeat in range(1, repeats + 1):
-        progress(f"{num_requests} requests, repeat {repeat} of {repeats}")
+        progress(f"{_counted(num_requests)}, repeat {repeat} of {repeats}")
         arms = [_Arm(colocated), _Arm(separate)]
         num_tokens = num_requests * (1 + num_speculative_tokens)
         with arms[0].running(requests, num_tokens) as theirs, arms[1].running(requests, num_tokens) as ours:
@@ -174,7 +174,7 @@ def measure(
             raise UserError("the draft was lost", separate.speculator.lost, "look at what its process wrote last")
         if not pairs[-1]:
             raise UserError(
-                f"{num_requests} requests",
+                _counted(num_requests),
                 "there was no round in which each of them verified a whole proposal",
                 "measure more rounds, or fewer requests",
             )
@@ -288,7 +288,7 @@ _ROWS = {
 def _table(prices: Sequence[Price]) -> Table:
     table = Table("ms a round, median (of repeats)")
     for price in prices:
-        table.add_column(f"{price.requests} request{'s' * (price.requests > 1)}", justify="right")
+        table.add_column(_counted(price.requests), justify="right")
     for name, field in _ROWS.items():
         table.add_row(name, *(_shown(getattr(price, field), "{:.2f}") for price in prices))
     table.add_section()
@@ -299,6 +299,10 @@ def _table(prices: Sequence[Price]) -> Table:
     table.add_row("bytes out", *(f"{price.request_bytes:,}" for price in prices))
     table.add_row("bytes back", *(f"{price.reply_bytes:,}" for price in prices))
     return table
+
+
+def _counted(num_requests: int) -> str:
+    return f"{num_requests} request{'s' * (num_requests > 1)}"
 
 
 def _shown(spread: Spread, form: str) -> str:
