@@ -76,13 +76,13 @@ class GenerateResult:
         """The price of the split, an average round in milliseconds and bytes."""
         assert self.rounds is not None
         times, count = self.rounds, self.rounds.rounds
-        step = self.seconds - times.fuse - times.encode - times.round_trip - times.decode
+        step = self.seconds - times.fuse - times.split - times.draft
         parts = {
             "target step": step,
             "fuse": times.fuse,
             "encode": times.encode,
+            "transfer": times.transfer,
             "draft": times.draft,
-            "transfer and wait": times.round_trip - times.draft,
             "decode": times.decode,
         }
         shown = ", ".join(f"{name} {1e3 * seconds / count:.2f}" for name, seconds in parts.items())

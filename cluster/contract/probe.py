@@ -15,6 +15,7 @@ from typing import Any
 
 from cluster.contract.codec import to_plain
 from cluster.contract.facts import Role, SideFacts
+from cluster.engine.version import require_supported_vllm
 from cluster.errors import UserError
 
 PROBE_TIMEOUT_S = 600
@@ -36,8 +37,9 @@ def probe(*requests: ProbeRequest, show_log: bool = False, timeout_s: float = PR
     """The facts that were asked for, in order. With `show_log`, vLLM's log goes to standard error.
 
     Raises:
-        UserError: a model can't be built here, or not within `timeout_s`.
+        UserError: this is another version of vLLM, or a model can't be built here, or not within `timeout_s`.
     """
+    require_supported_vllm()
     command = [sys.executable, "-m", "cluster.contract.probe_process"]
     document = json.dumps({"sides": [to_plain(request) for request in requests]})
     try:

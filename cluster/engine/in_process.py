@@ -5,12 +5,13 @@ Colocated is the arm that every other placement is compared with.
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from cluster.engine.cpu import profile
 from cluster.engine.settings import EngineSettings
+from cluster.engine.version import require_supported_vllm
 from cluster.engine.vllm_errors import refused_settings
 from cluster.speculation.figures import AcceptanceFigures
 
@@ -63,6 +64,7 @@ class InProcessEngine:
     """
 
     def __init__(self, settings: EngineSettings, *, more_engine_args: Mapping[str, Any] | None = None) -> None:
+        require_supported_vllm()
         profile.activate()
         # Without it vLLM starts a process of its own for the engine's core, whose imports cost another 10 s.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -89,7 +91,7 @@ class InProcessEngine:
         """vLLM's own engine, for benchmarks and tests that look inside."""
         return self._engine
 
-    def stream(self, requests: Sequence[GenerationRequest]) -> Iterator[GenerationDelta]:
+    def stream(self, requests: Sequence[GenerationRequest]) -> Generator[GenerationDelta, None, None]:
         """Run the requests together and yield what each step makes, until all have ended.
 
         Closing the iterator early aborts what is left.

@@ -1,11 +1,17 @@
 """What vLLM runs of ours in every process it starts (entry point group `vllm.general_plugins`)."""
 
 from cluster.engine.cpu import profile
+from cluster.engine.version import require_supported_vllm
 from cluster.speculation import speculator_hook
 
 
 def register() -> None:
-    """Install what this process needs of ours; vLLM may call it more than once in a process."""
+    """Install what this process needs of ours; vLLM may call it more than once in a process.
+
+    Raises:
+        UserError: this is another version of vLLM.
+    """
+    require_supported_vllm()
     # Here, not above: vLLM imports this module while it is itself being imported.
     from vllm.model_executor.models import ModelRegistry
 

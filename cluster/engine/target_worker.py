@@ -15,7 +15,7 @@ from cluster.contract.read_side import BuiltSide, pairing_of
 from cluster.contract.vllm_names import resolve_kv_cache_layout
 from cluster.control.member import Member
 from cluster.engine.contract_worker import ContractWorker
-from cluster.engine.release import vllm_release
+from cluster.engine.version import vllm_release
 from cluster.speculation.settings import remote_draft_settings
 
 

@@ -17,7 +17,7 @@ from cluster.control.child_process import read_start
 from cluster.control.member import Member
 from cluster.control.settings import MemberSettings
 from cluster.engine.cpu import profile
-from cluster.engine.release import vllm_release
+from cluster.engine.version import require_supported_vllm, vllm_release
 from cluster.errors import UserError
 from cluster.speculation.messages import (
     MessageCodec,
@@ -53,6 +53,7 @@ def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
     Raises:
         UserError, ContractViolation: the pair can't start; the target was told.
     """
+    require_supported_vllm()
     say = _speaker(settings.member.name)
     with Member(settings.member, vllm_version=vllm_release()) as member, member.reporting():
         joined()

@@ -1,7 +1,7 @@
 """The target's end of the rounds: a request out, its answer in. Knows channel and messages, nothing of vLLM."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from cluster.channel import Channel
 from cluster.speculation.messages import MessageCodec, MessageError, NoProposal, ProposeReply, ProposeRequest
@@ -16,12 +16,27 @@ class RoundTimes:
     """The draft's `fc`, which runs here."""
     encode: float = 0.0
     round_trip: float = 0.0
-    """From the encoded request to the received answer: both transfers and the draft's own time."""
+    """From the encoded request to the received answer: the target waits."""
     draft: float = 0.0
-    """The part of it in which the draft worked, as it says."""
+    """The part of it in which the draft's model worked, as the draft's clock says."""
     decode: float = 0.0
     request_bytes: int = 0
     reply_bytes: int = 0
+
+    @property
+    def transfer(self) -> float:
+        """Both ways, with both wake-ups and the draft's codec. The target's clock can't tell sending from waiting:
+        waking the draft may put it on this core at once, and `send` returns after it."""
+        return self.round_trip - self.draft
+
+    @property
+    def split(self) -> float:
+        """What a draft in the target's process wouldn't take; `fuse` it would."""
+        return self.encode + self.transfer + self.decode
+
+    def since(self, before: "RoundTimes") -> "RoundTimes":
+        """Of the rounds after `before` was copied."""
+        return RoundTimes(*(getattr(self, field.name) - getattr(before, field.name) for field in fields(self)))
 
 
 class DraftClient:

@@ -15,9 +15,9 @@ from cluster.control.member import Member
 from cluster.control.refusals import ControlError
 from cluster.control.settings import MemberSettings
 from cluster.engine.in_process import GenerationRequest
-from cluster.engine.release import vllm_release
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
+from cluster.engine.version import vllm_release
 from cluster.errors import UserError
 from cluster.speculation.pairing import open_rounds
 
