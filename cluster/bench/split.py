@@ -277,7 +277,7 @@ _ROWS = {
     "transfer": "transfer_ms",
     "draft": "draft_ms",
     "decode": "decode_ms",
-    "wait (transfer, draft)": "wait_ms",
+    "wait": "wait_ms",
     "propose": "propose_ms",
     "step": "step_ms",
     "colocated propose": "colocated_propose_ms",
@@ -286,13 +286,17 @@ _ROWS = {
 
 
 def _table(prices: Sequence[Price]) -> Table:
-    table = Table("ms a round", caption="median of all rounds (least–greatest median of a repeat)")
+    table = Table(
+        "ms a round",
+        caption="median of all rounds (least–greatest median of a repeat)\n"
+        "wait = transfer + draft; split = encode + transfer + decode",
+    )
     for price in prices:
         table.add_column(_counted(price.requests), justify="right", no_wrap=True)
     for name, field in _ROWS.items():
         table.add_row(name, *(_shown(getattr(price, field), _digits) for price in prices))
     table.add_section()
-    table.add_row("the split's parts / step", *(_shown(price.split_share, "{:.1%}".format) for price in prices))
+    table.add_row("split / step", *(_shown(price.split_share, "{:.1%}".format) for price in prices))
     table.add_row("propose / colocated", *(_shown(price.propose_ratio, "{:.2f}".format) for price in prices))
     table.add_row("step / colocated", *(_shown(price.step_ratio, "{:.2f}".format) for price in prices))
     table.add_section()
