@@ -231,7 +231,9 @@ def main(
     target: Annotated[str, typer.Option(help="The target's folder.")],
     draft: Annotated[str, typer.Option(help="The draft's folder.")],
     num_speculative_tokens: Annotated[int | None, typer.Option(help="Drafted a round; default: as trained.")] = None,
-    requests: Annotated[list[int] | None, typer.Option(min=1, help="Concurrent requests; again for more.")] = None,
+    requests: Annotated[
+        list[int] | None, typer.Option(min=1, help="Concurrent requests, once or more; default: 1, 8 and 32.")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to count in each repeat.")] = 10,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats, which take turns in who is first.")] = 3,
     channel: Annotated[ChannelKind, typer.Option(help="What carries a round.")] = "shm",
