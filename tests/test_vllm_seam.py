@@ -236,10 +236,10 @@ _SEAM_MODULES = tuple(file.removesuffix(".py").replace("/", ".") for file in SEA
 _SOURCES = (*_PACKAGES, *_SEAM_MODULES, "cluster.speculation", "cluster.engine.in_process")
 HOLDERS = [file for file, tree in FILES.items() if any(source.imports(tree, _SOURCES))]
 
-IMPORTS = sorted({(str(found), found) for tree in FILES.values() for _, found in source.imports(tree, _PACKAGES)})
+IMPORTS = sorted({found for tree in FILES.values() for _, found in source.imports(tree, _PACKAGES)}, key=str)
 
 
-@pytest.mark.parametrize("imported", [found for _, found in IMPORTS], ids=str)
+@pytest.mark.parametrize("imported", IMPORTS, ids=str)
 def test_what_is_imported_is_there(imported: Import) -> None:
     if imported.name is None:
         assert importlib.util.find_spec(imported.module)  # some change torch when they are imported

@@ -78,7 +78,7 @@ class Price:
     colocated_propose_ms: Spread
     colocated_step_ms: Spread
     split_share: Spread
-    """Encoding, transfer and decoding, as a share of the step."""
+    """What the split itself takes (encoding, transfer, decoding), as a share of the step."""
     propose_ratio: Spread
     step_ratio: Spread
     """Separate over colocated, of two rounds that followed each other."""
@@ -231,7 +231,9 @@ def main(
     target: Annotated[str, typer.Option(help="The target's folder.")],
     draft: Annotated[str, typer.Option(help="The draft's folder.")],
     num_speculative_tokens: Annotated[int | None, typer.Option(help="Drafted a round; default: as trained.")] = None,
-    requests: Annotated[list[int] | None, typer.Option(min=1, help="Concurrent requests; again for more.")] = None,
+    requests: Annotated[
+        list[int] | None, typer.Option(min=1, help="Concurrent requests, once or more; default: 1, 8 and 32.")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to count in each repeat.")] = 10,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats, which take turns in who is first.")] = 3,
     channel: Annotated[ChannelKind, typer.Option(help="What carries a round.")] = "shm",
@@ -277,7 +279,7 @@ _ROWS = {
     "transfer": "transfer_ms",
     "draft": "draft_ms",
     "decode": "decode_ms",
-    "wait (transfer and draft)": "wait_ms",
+    "wait": "wait_ms",
     "propose": "propose_ms",
     "step": "step_ms",
     "colocated propose": "colocated_propose_ms",
@@ -286,28 +288,35 @@ _ROWS = {
 
 
 def _table(prices: Sequence[Price]) -> Table:
-    table = Table("ms a round, median (of repeats)")
+    table = Table(
+        "ms a round",
+        caption="median of all rounds (least–greatest median of a repeat)\n"
+        "wait = transfer + draft; split = encode + transfer + decode",
+    )
     for price in prices:
-        table.add_column(_counted(price.requests), justify="right")
+        table.add_column(_counted(price.requests), justify="right", no_wrap=True)
     for name, field in _ROWS.items():
-        table.add_row(name, *(_shown(getattr(price, field), "{:.2f}") for price in prices))
+        table.add_row(name, *(_shown(getattr(price, field), _digits) for price in prices))
     table.add_section()
-    table.add_row("encode, transfer and decode / step", *(_shown(price.split_share, "{:.1%}") for price in prices))
-    table.add_row("propose, separate/colocated", *(_shown(price.propose_ratio, "{:.3f}") for price in prices))
-    table.add_row("step, separate/colocated", *(_shown(price.step_ratio, "{:.3f}") for price in prices))
+    table.add_row("split / step", *(_shown(price.split_share, "{:.1%}".format) for price in prices))
+    table.add_row("propose / colocated", *(_shown(price.propose_ratio, "{:.2f}".format) for price in prices))
+    table.add_row("step / colocated", *(_shown(price.step_ratio, "{:.2f}".format) for price in prices))
     table.add_section()
     table.add_row("bytes out", *(f"{price.request_bytes:,}" for price in prices))
     table.add_row("bytes back", *(f"{price.reply_bytes:,}" for price in prices))
     return table
 
 
+def _shown(spread: Spread, form: Callable[[float], str]) -> str:
+    return f"{form(spread.median)} ({form(spread.least)}–{form(spread.greatest)})"
+
+
+def _digits(milliseconds: float) -> str:
+    return f"{milliseconds:.2f}" if milliseconds < 10 else f"{milliseconds:.0f}"
+
+
 def _counted(num_requests: int) -> str:
     return f"{num_requests} request{'s' * (num_requests > 1)}"
-
-
-def _shown(spread: Spread, form: str) -> str:
-    median, least, greatest = (form.format(value) for value in (spread.median, spread.least, spread.greatest))
-    return f"{median} ({least} to {greatest})"
 
 
 if __name__ == "__main__":
