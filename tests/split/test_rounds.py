@@ -104,6 +104,17 @@ def test_a_draft_that_forgets_its_context(arms: Arms) -> None:
     assert arms.separate.rounds != rounds
 
 
+def test_a_target_whose_draft_has_gone(arms: Arms) -> None:
+    """The last test of a pair. A round's proposal is then the last known token, for every family."""
+    separate_of(arms.separate).stop_draft()
+    assert separate_of(arms.separate).draft_process.returncode == 0
+    requests = [greedy(MEDIUM, 10), greedy(SHORT, 8)]
+    expected, _ = arms.colocated.run(requests)
+    completions, rounds = arms.separate.run(requests)
+    assert [each.token_ids for each in completions] == [each.token_ids for each in expected]
+    assert {len(set(row.drafts)) for row in all_rows(rounds)} == {1}
+
+
 def all_rows(rounds: list[Round]) -> list[Row]:
     return [row for one in rounds for row in one]
 
