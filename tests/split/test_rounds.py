@@ -41,7 +41,7 @@ def test_a_prompt_in_chunks_and_a_second_conversation(arms: Arms) -> None:
 def test_a_preempted_request(arms: Arms) -> None:
     """More requests than fit, each of which comes to need a block more: one must wait and start again."""
     prompts = [range(start, start + 150) for start in (5, 130, 255, 350)]
-    _, rounds = arms.compare([greedy(prompt, 50) for prompt in prompts])
+    _, rounds = arms.compare([greedy(prompt, 70) for prompt in prompts])
     assert any(starts_again(rounds, row.request) for row in all_rows(rounds))
 
 
@@ -102,6 +102,17 @@ def test_a_draft_that_forgets_its_context(arms: Arms) -> None:
     assert remote(arms.separate).lost is None
     assert arms.separate.rounds[:4] == rounds[:4]
     assert arms.separate.rounds != rounds
+
+
+def test_a_target_whose_draft_has_gone(arms: Arms) -> None:
+    """The last test of a pair. A round's proposal is then the last known token, for every family."""
+    separate_of(arms.separate).stop_draft()
+    assert separate_of(arms.separate).draft_process.returncode == 0
+    requests = [greedy(MEDIUM, 10), greedy(SHORT, 8)]
+    expected, _ = arms.colocated.run(requests)
+    completions, rounds = arms.separate.run(requests)
+    assert [each.token_ids for each in completions] == [each.token_ids for each in expected]
+    assert {len(set(row.drafts)) for row in all_rows(rounds)} == {1}
 
 
 def all_rows(rounds: list[Round]) -> list[Row]:
