@@ -128,8 +128,6 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         T, B = input_batch.num_tokens, input_batch.num_reqs
         K = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         request = ProposeRequest(
-            epoch=0,
-            step=0,
             num_speculative_tokens=K,
             decode_graph_eligible=bool(input_batch.decode_graph_eligible),
             hidden_states=self._states(aux_hidden_states, T),

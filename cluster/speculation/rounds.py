@@ -1,7 +1,7 @@
 """The target's end of the rounds: a request out, its answer in. Knows channel and messages, nothing of vLLM."""
 
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from cluster.channel import Channel
 from cluster.speculation.messages import MessageCodec, MessageError, NoProposal, ProposeReply, ProposeRequest
@@ -65,7 +65,8 @@ class DraftClient:
         self._step += 1
         deadline_s = time.monotonic() + self._deadline_s
         begun = time.perf_counter()
-        num_bytes = self._codec.encode_into(replace(request, epoch=self._epoch, step=self._step), self._request)
+        request.epoch, request.step = self._epoch, self._step
+        num_bytes = self._codec.encode_into(request, self._request)
         encoded = time.perf_counter()
         self._channel.send([self._request[:num_bytes]], deadline_s)
         answer_bytes = self._channel.recv(self._answer, deadline_s)

@@ -31,7 +31,8 @@ class Kind(IntEnum):
 _KINDS: Final = {kind.value: kind for kind in Kind}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen, as the messages aren't: that would cost a call for each field, and a round has four of these.
+@dataclass(slots=True, kw_only=True)
 class Header:
     kind: Kind
     epoch: int

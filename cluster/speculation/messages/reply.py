@@ -14,7 +14,7 @@ from cluster.speculation.messages.sizes import WIRE_DTYPES, RoundSizes
 _WITH_DRAFT_LOGITS = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class ProposeReply:
     """The drafted tokens of a round, for as many as its request wanted."""
 

@@ -19,12 +19,13 @@ _WITH_INPUT_IDS = 1
 _DECODE_GRAPH_ELIGIBLE = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class ProposeRequest:
     """A round. Names, shapes and dtypes are those of `InputBatch` and `propose` in vLLM 0.32."""
 
-    epoch: int
-    step: int
+    epoch: int = 0
+    step: int = 0
+    """Both filled in by whoever sends the round."""
     num_speculative_tokens: int
     """Wanted for this round, 0 to K. With 0 the draft still takes in the states."""
     decode_graph_eligible: bool
