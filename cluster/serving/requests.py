@@ -131,9 +131,10 @@ class Requests:
         """Each job's responses joined into one; a failure ends them all."""
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._run_joined(job)) for job in jobs]
-        except* RequestError as failures:
-            raise _first(failures) from failures
+                tasks = [group.create_task(self._run_joined(index, job)) for index, job in enumerate(jobs)]
+        except ExceptionGroup as failures:
+            # One is enough: the group has ended the others for it.
+            raise failures.exceptions[0] from failures
         return [task.result() for task in tasks]
 
     async def abort(self, request_ids: Iterable[str]) -> list[str]:
@@ -148,9 +149,14 @@ class Requests:
             await self._engine.abort(aborted)
         return aborted
 
-    async def _run_joined(self, job: Job) -> Response:
-        async with aclosing(self.run(job)) as responses:
-            return join_responses([response async for response in responses])
+    async def _run_joined(self, index: int, job: Job) -> Response:
+        try:
+            async with aclosing(self.run(job)) as responses:
+                return join_responses([response async for response in responses])
+        except RequestError as error:
+            raise error.within(f"requests[{index}]") from error
+        finally:
+            self.leave(job)  # others of its batch may wait for its place
 
     def _check_open(self) -> None:
         if self._draining:
@@ -182,8 +188,3 @@ class Requests:
 
 def _choices(request: Request) -> int:
     return request.sampling.n or 1
-
-
-def _first(failures: BaseExceptionGroup[RequestError]) -> RequestError:
-    first = failures.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
