@@ -4,9 +4,10 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING
 
+import typer
+
 from cluster.commands.terminal import messages
 from cluster.engine.settings import EngineSettings
-from cluster.errors import UserError
 from cluster.serving import logs
 from cluster.serving.server import GenerationServer
 from cluster.serving.settings import ServerSettings
@@ -18,7 +19,7 @@ REPLICA = "replica-0"
 
 
 def serve(settings: EngineSettings, listening: ServerSettings) -> None:
-    """Load the models, then serve until a signal comes. Raises UserError for what can't be, and for a dead engine."""
+    """Load the models, then serve until a signal comes; exit code 1 where the engine dies. Raises UserError."""
     # Here, not above: this imports vLLM and torch.
     from cluster.engine.async_engine import AsyncEngine
 
@@ -38,7 +39,8 @@ async def _serve(engine: "AsyncEngine", listening: ServerSettings) -> None:
         await _until_signal_or_death(server)
         await server.stop()
         if engine.dead:
-            raise UserError("the engine has died", "its log says why", "start again; --debug shows the log")
+            messages.print("dspark-cluster: the engine has died; --debug shows its log", style="red")
+            raise typer.Exit(1)
     finally:
         await engine.close()
 

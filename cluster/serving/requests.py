@@ -1,6 +1,7 @@
 """A request's life: validated, given an id and a place, tokenized, run, ended. No gRPC call in sight."""
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -42,6 +43,7 @@ class Requests:
         self._engine = engine
         self._limits = limits
         self._jobs: dict[str, Job] = {}
+        self._left = asyncio.Event()
         self._draining = False
         self.admission = Admission(max_running=limits.max_running, max_queued=limits.max_queued)
         self.metrics = ServiceMetrics(self.admission)
@@ -55,9 +57,14 @@ class Requests:
         """Whether no request waits or runs."""
         return not self._jobs
 
-    def drain(self) -> None:
-        """Take no more requests; those that are here go on."""
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests, and return when the last has ended or the time is over."""
         self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._jobs:
+                    self._left.clear()
+                    await self._left.wait()
 
     def enter(self, message: pb.GenerateRequest) -> Job:
         """A job for the request. Raises RequestError, at once, where it is wrong or there is no room."""
@@ -85,6 +92,7 @@ class Requests:
     def leave(self, job: Job) -> None:
         """The job has ended, however that was. A second call does nothing."""
         self._jobs.pop(job.request_id, None)
+        self._left.set()
         self.admission.leave(job.ticket)
 
     async def run(self, job: Job) -> AsyncGenerator[Response, None]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import urllib.request
 
 import pytest
 
@@ -11,6 +12,7 @@ from cluster.client import (
     Client,
     FinishReason,
     Request,
+    Response,
     Sampling,
     Stopping,
     StructuredOutput,
@@ -19,6 +21,7 @@ from cluster.client import (
 )
 from cluster.engine.async_engine import AsyncEngine
 from cluster.engine.in_process import InProcessEngine
+from cluster.serving.server import GenerationServer
 from cluster.serving.types import RoundFigures
 from tests.serving.requests import MEDIUM, SHORT, alone_request, greedy
 
@@ -133,21 +136,20 @@ def test_logprobs_are_the_targets(client: Client) -> None:
 
 
 def test_a_seed_is_echoed_and_makes_the_output_repeatable(client: Client) -> None:
-    def drawn(seed: int | None) -> tuple[tuple[int, ...], int | None]:
-        answer = client.generate(greedy(SHORT, 16, sampling={"temperature": 1.5, "seed": seed}))
-        return answer.choices[0].token_ids, answer.seed
+    def drawn(seed: int | None) -> Response:
+        return client.generate(greedy(SHORT, 6, sampling={"temperature": 1.5, "seed": seed}))
 
-    assert drawn(11) == drawn(11)
-    assert drawn(11)[0] != drawn(12)[0]
-    assert [drawn(seed)[1] for seed in (0, 2**62, None)] == [0, 2**62, None]
+    one, again, other, unset = drawn(11), drawn(11), drawn(2**62), drawn(None)
+    assert one.choices[0].token_ids == again.choices[0].token_ids != other.choices[0].token_ids
+    assert [answer.seed for answer in (one, other, unset)] == [11, 2**62, None]
 
 
 def test_choices_are_drawn_apart(client: Client) -> None:
-    request = greedy(SHORT, 10, sampling={"temperature": 1.5, "n": 3, "seed": 5})
+    request = greedy(SHORT, 6, sampling={"temperature": 1.5, "n": 3, "seed": 5})
     answer = client.generate(request)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({choice.token_ids for choice in answer.choices}) == 3
-    assert answer.usage.completion_tokens == 30
+    assert answer.usage.completion_tokens == 18
     assert all(choice.finish_reason is FinishReason.LENGTH for choice in answer.choices)
 
 
@@ -194,3 +196,22 @@ def test_a_batch_is_its_requests_joined(client: Client, alone: InProcessEngine) 
     answers = client.generate_batch([greedy(prompt, 10, request_id=f"b{i}") for i, prompt in enumerate(prompts)])
     assert [answer.request_id for answer in answers] == ["b0", "b1", "b2"]
     assert [answer.choices[0].token_ids for answer in answers] == [each.token_ids for each in expected]
+
+
+def test_the_metrics_page_has_vllms_figures_and_ours(server: GenerationServer, client: Client) -> None:
+    def page() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as response:
+            samples = [line.rpartition(" ") for line in response.read().decode().splitlines() if line[0] != "#"]
+        return {name.partition("{")[0]: float(value) for name, _, value in samples}
+
+    before, speculation = page(), join_responses(client.stream(greedy(MEDIUM, 20))).choices[0].speculation
+    after = page()
+    figures = _figures(speculation).acceptance
+    counted = {
+        "vllm:spec_decode_num_drafts_total": figures.rounds,
+        "vllm:spec_decode_num_draft_tokens_total": figures.drafted,
+        "vllm:spec_decode_num_accepted_tokens_total": figures.accepted,
+        "vllm:generation_tokens_total": 20,
+    }
+    assert {name: after[name] - before[name] for name in counted} == counted
+    assert after["dspark_running_choices"] == 0
