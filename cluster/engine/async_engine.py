@@ -9,6 +9,7 @@ import vllm.envs
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.inputs import TokensPrompt
+from vllm.renderers.hf import HfRenderer
 from vllm.renderers.params import ChatParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -16,7 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError as VLLMEngineDeadError
 from vllm.v1.engine.exceptions import EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from cluster.engine import round_figures
+from cluster.engine import request_drafts, round_figures
 from cluster.engine.async_outputs import DeltaReader
 from cluster.engine.refusal import settings_refused
 from cluster.engine.settings import EngineSettings
@@ -24,7 +25,15 @@ from cluster.errors import UserError
 from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.errors import RequestError, invalid
 from cluster.serving.model import ServedDraft, ServedModel
-from cluster.serving.types import ChatPrompt, Request, Sampling, StructuredOutput, TextPrompt, TokenPrompt
+from cluster.serving.types import (
+    ChatPrompt,
+    Request,
+    Sampling,
+    SpeculationOptions,
+    StructuredOutput,
+    TextPrompt,
+    TokenPrompt,
+)
 
 
 class AsyncEngine:
@@ -149,7 +158,7 @@ class _KvCacheUsage(StatLoggerBase):
 
 
 def _served_model(settings: EngineSettings, engine: Any) -> ServedModel:
-    config = engine.model_config
+    config, renderer = engine.model_config, engine.renderer
     defaults = config.get_diff_sampling_param()
     neutral = SamplingParams()
     names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -159,7 +168,8 @@ def _served_model(settings: EngineSettings, engine: Any) -> ServedModel:
         vocab_size=config.get_vocab_size(),
         max_model_len=config.max_model_len,
         max_logprobs=config.get_vocab_size() if config.max_logprobs == -1 else config.max_logprobs,
-        has_chat_template=engine.renderer.get_tokenizer().chat_template is not None,
+        # Other renderers than Hugging Face's have the model's conversation format built in.
+        has_chat_template=not isinstance(renderer, HfRenderer) or renderer.get_tokenizer().chat_template is not None,
         default_sampling=Sampling(n=1, **{name: defaults.get(name, getattr(neutral, name)) for name in names}),
         default_max_tokens=defaults.get("max_tokens"),
         schedules_by_priority=engine.vllm_config.scheduler_config.policy == "priority",
@@ -205,8 +215,14 @@ def _sampling_params(request: Request, defaults: Sampling, max_tokens: int) -> S
         skip_special_tokens=output.skip_special_tokens is not False,
         spaces_between_special_tokens=output.spaces_between_special_tokens is not False,
         structured_outputs=_structured(request.structured_output),
+        extra_args=_draft_limit(request.speculation),
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def _draft_limit(options: SpeculationOptions) -> dict[str, int] | None:
+    most = 0 if options.enabled is False else options.max_tokens
+    return None if most is None else {request_drafts.MAX_DRAFT_TOKENS: most}
 
 
 def _structured(constraint: StructuredOutput | None) -> StructuredOutputsParams | None:
