@@ -2,18 +2,15 @@
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING
 
 import typer
 
 from cluster.commands.terminal import messages
 from cluster.engine.settings import EngineSettings
 from cluster.serving import logs
+from cluster.serving.engine import GenerationEngine
 from cluster.serving.server import GenerationServer
 from cluster.serving.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from cluster.engine.async_engine import AsyncEngine
 
 REPLICA = "replica-0"
 
@@ -28,10 +25,11 @@ def serve(settings: EngineSettings, listening: ServerSettings) -> None:
         messages.print(f"{listening.host}: others can connect, and nothing is encrypted without --tls-certificate")
     with messages.status(f"loading {settings.target.name}"):
         engine = AsyncEngine(settings)
-    asyncio.run(_serve(engine, listening))
+    asyncio.run(serve_engine(engine, listening))
 
 
-async def _serve(engine: "AsyncEngine", listening: ServerSettings) -> None:
+async def serve_engine(engine: GenerationEngine, listening: ServerSettings) -> None:
+    """Serve a loaded engine until a signal comes or it dies, and close it."""
     try:
         server = GenerationServer(engine, listening, replica=REPLICA)
         await server.start()
