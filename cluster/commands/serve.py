@@ -34,16 +34,18 @@ async def serve_engine(engine: GenerationEngine, listening: ServerSettings) -> N
         server = GenerationServer(engine, listening, replica=REPLICA)
         await server.start()
         print(f"serving {engine.model.name} on {server.address}; Ctrl-C stops it", flush=True)
-        await _until_signal_or_death(server)
+        signalled = await _until_signal_or_death(server)
         await server.stop()
-        if engine.dead:
+        # Ctrl-C reaches the engine's process too: then its end is what was asked for.
+        if engine.dead and not signalled:
             messages.print("dspark-cluster: the engine has died; --debug shows its log", style="red")
             raise typer.Exit(1)
     finally:
         await engine.close()
 
 
-async def _until_signal_or_death(server: GenerationServer) -> None:
+async def _until_signal_or_death(server: GenerationServer) -> bool:
+    """Whether it was a signal."""
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, stopping.set)
@@ -51,3 +53,4 @@ async def _until_signal_or_death(server: GenerationServer) -> None:
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()
+    return stopping.is_set()

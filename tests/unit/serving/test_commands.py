@@ -69,8 +69,10 @@ def test_options_that_cannot_be_are_said(arguments: tuple[str, ...], said: str) 
     assert said in refused("generate", *arguments, "Hello")
 
 
-def test_tls_options_of_serve_come_together() -> None:
+def test_tls_options_of_serve_come_together_and_are_read_before_the_model() -> None:
     assert "--tls-certificate is missing" in refused("serve", "--target", "x", "--tls-key", "x")
+    absent = ("--tls-key", "absent", "--tls-certificate", "absent")
+    assert "TLS certificate absent: it can't be read" in refused("serve", "--target", "x", *absent)
 
 
 def test_a_signal_ends_serving_when_what_runs_has_ended() -> None:
