@@ -1,5 +1,6 @@
 """What vLLM runs of ours in every process it starts (entry point group `vllm.general_plugins`)."""
 
+from cluster.engine import request_drafts, round_figures
 from cluster.engine.cpu import profile
 from cluster.engine.version import require_supported_vllm
 from cluster.speculation import speculator_hook
@@ -19,3 +20,5 @@ def register() -> None:
     ModelRegistry.register_model("Gemma4DSparkModel", "cluster.engine.gemma4_dspark:NamedGemma4DSparkForCausalLM")
     profile.install()
     speculator_hook.install()
+    round_figures.install()
+    request_drafts.install()
