@@ -86,7 +86,7 @@ def test_what_crosses_is_counted(arms: Arms) -> None:
 
 
 def test_a_draft_that_forgets_its_context(arms: Arms) -> None:
-    """Its KV cache is zero from some round on: drafts change, and nothing else does. In a short context it shows soon."""
+    """Its KV cache is zero from some round on: drafts change, nothing else. In short contexts it shows soon."""
     requests = [greedy(range(first, first + 4), 24) for first in range(10, 130, 20)]
     expected, rounds = arms.colocated.run(requests)
     arms.separate.forget()
