@@ -27,6 +27,17 @@ class DocumentError(UserError):
         return type(self), (self.path, self.found, self.expected)
 
 
+class UnknownKey(DocumentError):  # noqa: N818 - it names what is wrong, as DocumentError's others do in `found`
+    """A key that the document's type doesn't have. `known` are those that it has there."""
+
+    def __init__(self, path: str, known: tuple[str, ...]) -> None:
+        super().__init__(path, "unknown", "one of " + ", ".join(known))
+        self.known = known
+
+    def __reduce__(self) -> tuple[type["UnknownKey"], tuple[str, tuple[str, ...]]]:  # type: ignore[override]
+        return type(self), (self.path, self.known)
+
+
 class ContractError(UserError):
     """No contract: the two sides can't be run as one pair. Raised before anything is allocated.
 
