@@ -55,6 +55,8 @@ class PoolConfig:
         for name, value in (("num_cpus", self.num_cpus), ("num_gpus", self.num_gpus)):
             if value is not None and not 0 <= value < math.inf:
                 raise DocumentError(name, str(value), "0 or more")
+        if self.num_cpus == 0 and self.num_gpus == 0:
+            raise DocumentError("num_cpus", "0 beside num_gpus: 0", "above 0: Ray places nothing that needs nothing")
         if self.num_gpus is not None and self.num_gpus > 1:
             raise DocumentError(
                 "num_gpus", f"{self.num_gpus:g}", "at most 1: an engine over several GPUs isn't there yet"
