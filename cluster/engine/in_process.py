@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from cluster.engine.cpu import profile
+from cluster.engine.refusal import settings_refused
 from cluster.engine.settings import EngineSettings
-from cluster.errors import UserError
 from cluster.speculation.figures import AcceptanceFigures
 
 
@@ -66,18 +66,13 @@ class InProcessEngine:
         profile.activate()
         # Without it vLLM starts a process of its own for the engine's core, whose imports cost another 10 s.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        from pydantic import ValidationError
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self._ids = itertools.count()
         arguments = settings.to_engine_args() | {"additional_config": dict(additional_config or {})}
-        try:
+        with settings_refused():
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        except ValueError as error:
-            refusals = [part["msg"] for part in error.errors()] if isinstance(error, ValidationError) else [str(error)]
-            why = " ".join(" ".join(refusals).split())
-            raise UserError("the engine refuses these settings", why, "change them; --debug shows where") from error
 
     def __enter__(self) -> Self:
         return self

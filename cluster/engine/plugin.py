@@ -1,5 +1,6 @@
 """What vLLM runs of ours in every process it starts (entry point group `vllm.general_plugins`)."""
 
+from cluster.engine import round_figures
 from cluster.engine.cpu import profile
 from cluster.speculation import speculator_hook
 
@@ -13,3 +14,4 @@ def register() -> None:
     ModelRegistry.register_model("Gemma4DSparkModel", "cluster.engine.gemma4_dspark:NamedGemma4DSparkForCausalLM")
     profile.install()
     speculator_hook.install()
+    round_figures.install()

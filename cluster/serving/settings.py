@@ -1,0 +1,68 @@
+"""Where and how the service listens."""
+
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from cluster.errors import UserError
+from cluster.serving.limits import Limits
+
+DEFAULT_PORT: Final = 50051
+"""gRPC's customary port."""
+
+DRAIN_GRACE_S: Final = 30.0
+"""A pod has 30 s between the signal to stop and its end, by Kubernetes' default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSettings:
+    """PEM files. With `client_ca`, clients too must have a certificate (mutual TLS)."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Port 0 takes a free one; `metrics_port` None serves no metrics. Without TLS, loopback is the only safe host."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
+    tls: TlsSettings | None = None
+    token: str | None = field(default=None, repr=False)
+    drain_grace_s: float = DRAIN_GRACE_S
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def read_token(path: Path) -> str:
+    """The token that a file holds, blanks at its ends left out. Raises UserError where there is none."""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"token file {path}", f"it can't be read ({error})", "check its path") from error
+    if not token or not token.isascii() or any(character.isspace() for character in token):
+        raise UserError(f"token file {path}", "it holds no single ASCII word", "write the token alone into it")
+    return token
+
+
+def read_pem(path: Path, *, what: str) -> bytes:
+    """A PEM file's bytes; `what` it is, for messages. Raises UserError for a file that isn't one."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{what} {path}", f"it can't be read ({error})", "check its path") from error
+    if b"-----BEGIN " not in content:
+        raise UserError(f"{what} {path}", "it is no PEM file", "give one that begins with -----BEGIN")
+    return content
