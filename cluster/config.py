@@ -7,7 +7,7 @@ and what is allowed. Nothing is looked up here: whether a model is there shows w
 import difflib
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from cluster.contract.errors import DocumentError, UnknownKey, require_positive
 from cluster.contract.policy import Policy
 from cluster.engine.settings import EngineOptions
 from cluster.errors import UserError
+from cluster.serving.settings import ListenSettings, ServerSettings, read_token
 from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S
 
 Hosts = Literal["any", "same", "different"]
@@ -90,6 +91,26 @@ class ChannelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig(ListenSettings):
+    """The generation service, in one process on the machine that starts the cluster, or on a node with `labels`."""
+
+    token_file: Path | None = None
+    """Holds the bearer token that clients must send."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, port in (("port", self.port), ("metrics_port", self.metrics_port or 0)):
+            if not 0 <= port < 1 << 16:
+                raise DocumentError(name, str(port), "from 0, for any free one, to 65535")
+        _require_seconds(drain_grace_s=self.drain_grace_s)
+
+    def server_settings(self) -> ServerSettings:
+        """With the token out of its file. Raises UserError where that can't be read."""
+        token = None if self.token_file is None else read_token(self.token_file)
+        return ServerSettings(token=token, **{each.name: getattr(self, each.name) for each in fields(ListenSettings)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RayConfig:
     """Where the cluster's actors live."""
 
@@ -116,6 +137,7 @@ class ClusterConfig:
     contract: Policy = field(default_factory=Policy)
     pools: PoolsConfig = field(default_factory=PoolsConfig)
     channel: ChannelConfig = field(default_factory=ChannelConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from cluster.contract.errors import DocumentError, UnknownKey, join_path
@@ -17,12 +18,12 @@ T = TypeVar("T")
 
 
 def to_plain(value: object) -> Any:
-    """Dataclasses as dicts, tuples as lists; strings, integers, booleans and None as they are."""
+    """Dataclasses as dicts, tuples as lists, paths as strings; the rest, which JSON has too, as it is."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 def canonical(plain: object) -> bytes:
@@ -86,6 +87,8 @@ def _decode(hint: Any, plain: object, path: str) -> object:
         return _decode_object(cast(type[Any], hint), plain, path)
     if hint is float and type(plain) is int:
         return float(plain)  # written by a person: 30 for 30.0
+    if hint is Path and type(plain) is str:
+        return Path(plain)
     if type(plain) is not hint:  # exact: True is an int to isinstance
         raise DocumentError(path, _describe(plain), _NAMES[hint])
     return plain
@@ -138,7 +141,7 @@ def _require(known: Iterable[Field[Any]], plain: dict[str, Any], path: str) -> N
             raise DocumentError(join_path(path, field.name), "missing", "given")
 
 
-_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+_NAMES = {str: "a string", Path: "a path", int: "an integer", float: "a number", bool: "true or false"}
 
 
 def _describe(plain: object) -> str:

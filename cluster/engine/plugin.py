@@ -2,11 +2,13 @@
 
 from cluster.engine import round_figures
 from cluster.engine.cpu import profile
+from cluster.engine.parent import follow_parent
 from cluster.speculation import speculator_hook
 
 
 def register() -> None:
     """Install what this process needs of ours; vLLM may call it more than once in a process."""
+    follow_parent()
     # Here, not above: vLLM imports this module while it is itself being imported.
     from vllm.model_executor.models import ModelRegistry
 
