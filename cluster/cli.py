@@ -17,6 +17,13 @@ app = typer.Typer(
 )
 
 
+AttentionBackendOption = Annotated[
+    str, typer.Option(help="Of the draft: inherit (the target's), auto (select again), or a backend's name.")
+]
+KVCacheDtypeOption = Annotated[str, typer.Option(help="Of the draft: inherit, auto, or a dtype's name.")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Refuse whatever deviates from the target.")]
+
+
 class Placement(StrEnum):
     """Where the draft runs."""
 
@@ -37,6 +44,9 @@ def generate(
     num_speculative_tokens: Annotated[
         int | None, typer.Option(help="Tokens drafted a round (K); default: what the draft was trained for.")
     ] = None,
+    attention_backend: AttentionBackendOption = "inherit",
+    kv_cache_dtype: KVCacheDtypeOption = "inherit",
+    strict: StrictOption = False,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="Use the chat template; default: if the model has one.")
@@ -52,10 +62,19 @@ def generate(
     # Here, not above: `--help` shall not wait for what generating needs.
     from cluster.commands.generate import GenerateOptions, read_prompt
     from cluster.commands.generate import generate as run
+    from cluster.contract.policy import Policy
     from cluster.engine.settings import EngineSettings
+    from cluster.errors import UserError
     from cluster.models.draft import plan_speculation
     from cluster.models.folder import open_model
 
+    policy = Policy(attention_backend=attention_backend, kv_cache_dtype=kv_cache_dtype, strict=strict)
+    if placement is Placement.COLOCATED and policy != Policy():
+        raise UserError(
+            "--attention-backend, --kv-cache-dtype or --strict",
+            "they are for the contract between two processes, and there is one",
+            "add --placement separate, or leave them out",
+        )
     text = read_prompt(prompt, prompt_file)
     model = open_model(target, role="target")
     speculation = None
@@ -65,7 +84,7 @@ def generate(
     options = GenerateOptions(
         prompt=text, chat=chat, max_tokens=max_tokens, temperature=temperature, seed=seed, json_output=json_output
     )
-    run(settings, options, separate=placement is Placement.SEPARATE)
+    run(settings, options, separate=policy if placement is Placement.SEPARATE else None)
 
 
 @app.command()
@@ -90,11 +109,9 @@ def plan(
         int | None, typer.Option(help="Tokens drafted a round (K); default: what the draft was trained for.")
     ] = None,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Context to reserve; default: the model's.")] = None,
-    attention_backend: Annotated[
-        str, typer.Option(help="Of the draft: inherit (the target's), auto (select again), or a backend's name.")
-    ] = "inherit",
-    kv_cache_dtype: Annotated[str, typer.Option(help="Of the draft: inherit, auto, or a dtype's name.")] = "inherit",
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse whatever deviates from the target.")] = False,
+    attention_backend: AttentionBackendOption = "inherit",
+    kv_cache_dtype: KVCacheDtypeOption = "inherit",
+    strict: StrictOption = False,
     gpu_memory: Annotated[
         float | None, typer.Option(min=0.1, help="GiB of each GPU to plan for; default: the memory here.")
     ] = None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.commands.terminal import messages
+from cluster.contract.policy import Policy
 from cluster.engine.in_process import GenerationDelta, GenerationRequest, InProcessEngine, join_deltas
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
@@ -111,10 +112,10 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     return sys.stdin.read()
 
 
-def generate(settings: EngineSettings, options: GenerateOptions, *, separate: bool = False) -> GenerateResult:
+def generate(settings: EngineSettings, options: GenerateOptions, *, separate: Policy | None = None) -> GenerateResult:
     """Answer the prompt, streaming the text to standard output and the figures to standard error.
 
-    `separate` puts the draft into a process of its own.
+    `separate` puts the draft into a process of its own, under a KV contract of this policy.
 
     Raises UserError for a prompt or settings that can't work, before weights are loaded where that can be known.
     """
@@ -126,7 +127,7 @@ def generate(settings: EngineSettings, options: GenerateOptions, *, separate: bo
         seed=options.seed,
     )
     with messages.status(f"loading {settings.target.name}"):
-        engine = SeparateEngine(settings) if separate else InProcessEngine(settings)
+        engine = SeparateEngine(settings, policy=separate) if separate is not None else InProcessEngine(settings)
     with engine:
         result = _stream(engine, request, options)
     if options.json_output:

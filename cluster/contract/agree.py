@@ -52,18 +52,36 @@ def check_pair(target: SideFacts, draft: SideFacts) -> None:
     """
     if (target.role, draft.role) != ("target", "draft"):
         raise ValueError(f"the sides' facts say role={target.role!r} and role={draft.role!r}")
-    for field, (reason, remedy) in _SAME.items():
-        if getattr(target, field) != getattr(draft, field):
-            raise ContractError(
-                field,
-                target=str(getattr(target, field)),
-                draft=str(getattr(draft, field)),
-                reason=reason,
-                remedy=remedy,
-            )
+    for field in _SAME:
+        check_same(field, getattr(target, field), getattr(draft, field))
+    _check_buffers(target, draft)
     _check_tokens(target, draft)
     _check_aux_layers(target, draft)
     _check_quantization(target, draft)
+
+
+def check_same(field: str, target: object, draft: object) -> None:
+    """Refuse two values of a field that must be the same on both sides.
+
+    Raises:
+        ContractError: they differ.
+    """
+    if target != draft:
+        reason, remedy = _SAME[field]
+        raise ContractError(field, target=str(target), draft=str(draft), reason=reason, remedy=remedy)
+
+
+def _check_buffers(target: SideFacts, draft: SideFacts) -> None:
+    for field in ("max_num_seqs", "max_num_batched_tokens"):
+        mine, its = getattr(target, field), getattr(draft, field)
+        if its < mine:
+            raise ContractError(
+                field,
+                target=str(mine),
+                draft=str(its),
+                reason="a round of the target's would not fit into the draft's buffers",
+                remedy=f"give the draft at least the target's {field}",
+            )
 
 
 def _check_tokens(target: SideFacts, draft: SideFacts) -> None:

@@ -18,6 +18,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from cluster.engine import round_figures
 from cluster.engine.async_outputs import DeltaReader
+from cluster.engine.parent import children_die_with_this_process
 from cluster.engine.refusal import settings_refused
 from cluster.engine.settings import EngineSettings
 from cluster.errors import UserError
@@ -31,13 +32,13 @@ class AsyncEngine:
     """A `GenerationEngine`. It starts on construction, which blocks until the model is loaded: from a running event
     loop, construct it in a thread.
 
-    `additional_config` is vLLM's own, for parts of this project inside the engine. Raises UserError for what vLLM
+    `more_engine_args` are vLLM's own, for parts of this project inside the engine. Raises UserError for what vLLM
     refuses in the settings, and where the engine's process doesn't come up.
     """
 
-    def __init__(self, settings: EngineSettings, *, additional_config: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: EngineSettings, *, more_engine_args: Mapping[str, Any] | None = None) -> None:
         arguments = settings.to_engine_args() | {
-            "additional_config": dict(additional_config or {}),
+            **(more_engine_args or {}),
             "served_model_name": settings.target.name,
             # One backend for all: vLLM takes the one that the first request needs, and fails later ones that need
             # another.
@@ -47,7 +48,7 @@ class AsyncEngine:
             arguments["per_request_spec_decode_metrics"] = round_figures.LEVEL
         self._usage = _KvCacheUsage()
         try:
-            with settings_refused():
+            with settings_refused(), children_die_with_this_process():
                 self._engine = AsyncLLM.from_engine_args(
                     AsyncEngineArgs(**arguments), stat_loggers=[lambda *_: self._usage]
                 )

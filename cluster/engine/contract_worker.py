@@ -1,27 +1,23 @@
 """vLLM's worker, held to a KV contract: it asks for one before anything is allocated, and allocates what it says.
 
-    EngineArgs(worker_cls="cluster.engine.contract_worker.ContractWorker",
-               additional_config={"contract": {"role": "target", "negotiator": "package.module.Class", ...}})
-
 The barrier is where vLLM plans its KV cache. `get_kv_cache_spec` reports what this engine would allocate and waits for
 the contract, under which its config is sealed. `initialize_from_config` compares the plan with the contract and waits
-for the other side's; only then is memory taken, and compared again.
+until the other side can keep it too; only then is memory taken, and compared again.
 """
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
-from cluster.contract.contract import KVContract
+from cluster.contract.contract import GroupContract, KVContract
 from cluster.contract.errors import ContractViolation, Writer
-from cluster.contract.facts import ConfigWrite, Role, SideFacts
-from cluster.contract.negotiator import Negotiator
+from cluster.contract.facts import ConfigWrite, Role
 from cluster.contract.observe import Observed, observe
 from cluster.contract.phases import Phase
-from cluster.contract.read_side import BuiltSide, Pairing, pairing_of, read_side
+from cluster.contract.read_side import BuiltSide, read_side
 from cluster.contract.seal import Seal, covered, fixed_values
 from cluster.contract.verify import verify_allocation, verify_plan
+from cluster.control.member import Member
 from cluster.engine.cpu import profile
 
 if profile.is_cpu_installation():
@@ -29,21 +25,43 @@ if profile.is_cpu_installation():
 else:
     from vllm.v1.worker.gpu_worker import Worker
 
-ADDITIONAL_CONFIG_KEY = "contract"
-
 
 class ContractWorker(Worker):
-    """Phases as in `Phase`; any failure before `initialize_from_config` calls vLLM's leaves no byte allocated."""
+    """Phases as in `Phase`; any failure before `initialize_from_config` calls vLLM's leaves no byte allocated.
+
+    A subclass is one of the two sides: it says which parts of the engine are its model, and calls `take_part` before
+    vLLM asks for the KV-cache specs.
+    """
+
+    role: ClassVar[Role]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        settings: Mapping[str, Any] = self.vllm_config.additional_config[ADDITIONAL_CONFIG_KEY]
-        self._role: Role = settings["role"]
-        self._pairing = _pairing(self.vllm_config, settings)
-        self._negotiator = _load(settings["negotiator"])(settings)
+        if self.parallel_config.world_size > 1:
+            raise NotImplementedError("a contract is held by one worker so far: tensor and pipeline parallelism are 1")
         self._observed = Observed()
+        self._member: Member | None = None
         self._contract: KVContract | None = None
         self._seal: Seal | None = None
+
+    def take_part(self, member: Member) -> None:
+        """Negotiate through `member`, which this worker closes at its shutdown."""
+        self._member = member
+
+    def built_side(self, specs: Mapping[str, Any], observed: Observed) -> BuiltSide:
+        """This side's model, once it is loaded."""
+        raise NotImplementedError
+
+    @property
+    def member(self) -> Member:
+        assert self._member is not None  # take_part
+        return self._member
+
+    @property
+    def contract(self) -> KVContract:
+        """What this worker is held to, once it has asked."""
+        assert self._contract is not None  # vLLM asks for the specs first
+        return self._contract
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         with observe(self.vllm_config) as self._observed:
@@ -52,56 +70,42 @@ class ContractWorker(Worker):
     def get_kv_cache_spec(self) -> dict[str, Any]:
         """The specs, once the other side knows them: with the contract's block sizes."""
         specs = super().get_kv_cache_spec()
-        contract = self._negotiator.agree(self._facts(specs))
-        try:
-            self._check_layers(contract)
-        except ContractViolation as violation:
-            self._negotiator.failed(violation)
-            raise
-        self._contract = contract
-        sizes = {layer: group.block_size for group in contract.groups_of(self._role) for layer in group.layers}
+        with self.member.reporting():
+            self._contract = self.member.agree(read_side(self.built_side(specs, self._observed)))
+            self._check_layers()
+        sizes = {layer: group.block_size for group in self._groups for layer in group.layers}
         self.cache_config.block_size = min(sizes.values())
-        self._seal = Seal(covered(self.vllm_config), fixed=fixed_values(contract, self._role))
+        self._seal = Seal(covered(self.vllm_config), fixed=fixed_values(self.contract, self.role))
         return {layer: replace(spec, block_size=sizes[layer]) for layer, spec in specs.items()}
 
     def determine_available_memory(self) -> int:
         """What the contract's blocks take: the engine core plans as many as fit what is told here."""
-        available, needed = super().determine_available_memory(), self._held.pool_bytes(self._role)
+        available, needed = super().determine_available_memory(), self.contract.pool_bytes(self.role)
         if self.cache_config.num_gpu_blocks_override is None and available < needed:
-            violation = ContractViolation(
-                "kv_cache_bytes", old=needed, new=available, reason="there is less memory than was reported"
-            )
-            self._negotiator.failed(violation)
-            raise violation
+            with self.member.reporting():
+                raise ContractViolation(
+                    "kv_cache_bytes", old=needed, new=available, reason="there is less memory than was reported"
+                )
         return needed
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        try:
-            verify_plan(self._held, self._role, kv_cache_config)
+        with self.member.reporting():
+            verify_plan(self.contract, self.role, kv_cache_config)
             self._sealed.enter(Phase.ALLOCATING)
-        except ContractViolation as violation:
-            self._negotiator.failed(violation)
-            raise
-        self._negotiator.ready(self._held.digest)
+            self.member.accept(self.contract)
         super().initialize_from_config(kv_cache_config)
         tensors = {layer: self._layers[layer].kv_cache for group in self._groups for layer in group.layers}
-        verify_allocation(self._held, self._role, tensors, cache_dtype=self.cache_config.cache_dtype)
-        self._sealed.enter(Phase.SERVING)
+        with self.member.reporting():
+            verify_allocation(self.contract, self.role, tensors, cache_dtype=self.cache_config.cache_dtype)
+            self._sealed.enter(Phase.SERVING)
+            self.member.ready(self.contract)
 
     def shutdown(self) -> None:
         if self._seal is not None:
             self._seal.enter(Phase.SHUTDOWN)
+        if self._member is not None:
+            self._member.close()
         super().shutdown()
-
-    @property
-    def contract(self) -> KVContract | None:
-        """What this worker is held to, once it has asked."""
-        return self._contract
-
-    @property
-    def _held(self) -> KVContract:
-        assert self._contract is not None  # vLLM asks for the specs first
-        return self._contract
 
     @property
     def _sealed(self) -> Seal:
@@ -109,34 +113,17 @@ class ContractWorker(Worker):
         return self._seal
 
     @property
-    def _groups(self) -> tuple[Any, ...]:
-        return self._held.groups_of(self._role)
+    def _groups(self) -> tuple[GroupContract, ...]:
+        return self.contract.groups_of(self.role)
 
     @property
     def _layers(self) -> dict[str, Any]:
         layers: dict[str, Any] = self.vllm_config.compilation_config.static_forward_context
         return layers
 
-    def _facts(self, specs: Mapping[str, Any]) -> SideFacts:
-        module = self.model_runner.get_model()
-        return read_side(
-            BuiltSide(
-                role=self._role,
-                model=self.model_config.model,
-                model_config=self.model_config,
-                vllm_config=self.vllm_config,
-                pairing=self._pairing,
-                module=module,
-                specs=specs,
-                selections=self._observed.selections,
-                writes=self._observed.writes,
-                weights=tuple(module.parameters()),
-            )
-        )
-
-    def _check_layers(self, contract: KVContract) -> None:
+    def _check_layers(self) -> None:
         """The layers were built before there was a contract: each must be what it says."""
-        for group in contract.groups_of(self._role):
+        for group in self._groups:
             for name in group.layers:
                 layer = self._layers[name]
                 backend, word = layer.get_attn_backend().get_name(), getattr(layer, "kv_cache_dtype", None)
@@ -159,20 +146,3 @@ class ContractWorker(Worker):
 
 def _writer(write: ConfigWrite) -> Writer:
     return Writer(class_name=write.writer, function="its constructor", location=write.location)
-
-
-def _pairing(vllm_config: Any, settings: Mapping[str, Any]) -> Pairing:
-    """An engine of one model alone is told of the other by its settings."""
-    if vllm_config.speculative_config is not None:
-        return pairing_of(vllm_config.speculative_config, settings["role"])
-    return Pairing(
-        method=settings["method"],
-        num_speculative_tokens=settings["num_speculative_tokens"],
-        target_hidden_size=settings["target_hidden_size"],
-    )
-
-
-def _load(name: str) -> type[Negotiator]:
-    module, _, qualname = name.rpartition(".")
-    found: type[Negotiator] = getattr(importlib.import_module(module), qualname)
-    return found

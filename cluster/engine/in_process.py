@@ -58,11 +58,11 @@ class Completion:
 class InProcessEngine:
     """Starts on construction (imports vLLM, loads weights, allocates the KV cache); `close` frees it.
 
-    `additional_config` is vLLM's own, for parts of this project inside the engine. Raises UserError for what vLLM
+    `more_engine_args` are vLLM's own, for parts of this project inside the engine. Raises UserError for what vLLM
     refuses in the settings.
     """
 
-    def __init__(self, settings: EngineSettings, *, additional_config: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: EngineSettings, *, more_engine_args: Mapping[str, Any] | None = None) -> None:
         profile.activate()
         # Without it vLLM starts a process of its own for the engine's core, whose imports cost another 10 s.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -70,7 +70,7 @@ class InProcessEngine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self._ids = itertools.count()
-        arguments = settings.to_engine_args() | {"additional_config": dict(additional_config or {})}
+        arguments = settings.to_engine_args() | dict(more_engine_args or {})
         with settings_refused():
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
 

@@ -1,49 +1,81 @@
 """A target in this process and its draft in another (placement `separate`)."""
 
-import json
 import shutil
 import subprocess
-import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from cluster.channel.base import ChannelKind
+from cluster.contract.codec import to_plain
+from cluster.contract.errors import ContractViolation
+from cluster.contract.policy import AUTO, INHERIT, Policy
+from cluster.control.child_process import ChildProcess
+from cluster.control.refusals import to_error, to_refusal
+from cluster.control.settings import CoordinatorSettings, MemberSettings
 from cluster.engine.in_process import InProcessEngine
 from cluster.engine.settings import EngineSettings
 from cluster.errors import UserError
-from cluster.speculation import control
 from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S, RemoteDraftSettings
 
-DRAFT_MODULE: Final = "cluster.speculation.draft_process"
+DEFAULT_POLICY: Final = Policy()
 
-STOP_TIMEOUT_S: Final = 15.0
+COORDINATOR_MODULE: Final = "cluster.control.coordinator_process"
+DRAFT_MODULE: Final = "cluster.speculation.draft_process"
+TARGET_WORKER: Final = "cluster.engine.target_worker.TargetWorker"
+
+DRAFT_STOP_TIMEOUT_S: Final = 15.0
 """For a process whose target has gone. It has nothing to save, but takes 3 s to unload vLLM, longer on a busy host."""
+
+COORDINATOR_STOP_TIMEOUT_S: Final = 5.0
 
 
 class SeparateEngine(InProcessEngine):
-    """As InProcessEngine, with the draft's process started before it and ended after it."""
+    """As InProcessEngine, with two processes started before it and ended after it: the draft's, and the coordinator
+    through which the two sides agree on their KV contract."""
 
     def __init__(
         self,
         settings: EngineSettings,
         *,
+        policy: Policy = DEFAULT_POLICY,
         channel: ChannelKind = "shm",
         round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S,
         draft_module: str = DRAFT_MODULE,
     ) -> None:
-        """`draft_module` is what the draft's process runs; tests have one that misbehaves."""
+        """`draft_module` is what the draft's process runs; tests have one that misbehaves.
+
+        Raises:
+            UserError: the pair can't be started. ContractError is one: neither side has allocated its KV cache then.
+        """
         if settings.speculation is None:
             raise UserError("placement separate", "there is no draft to separate", "name one with --draft")
         self._folder = Path(tempfile.mkdtemp(prefix="dspark-pair-"))
-        address = str(self._folder / "draft")
-        self._draft_process = _start_draft(settings, address, draft_module)
-        remote = RemoteDraftSettings(address=address, channel=channel, round_deadline_s=round_deadline_s)
+        address = f"unix:{self._folder / 'coordinator'}"
+        coordinator = CoordinatorSettings(address=address, policy=policy)
+        self._coordinator = ChildProcess("coordinator", COORDINATOR_MODULE, to_plain(coordinator))
+        draft = {
+            "member": asdict(MemberSettings(address=address, role="draft", name="draft")),
+            "engine_args": _draft_engine_args(settings, policy),
+        }
+        self._draft = ChildProcess("draft", draft_module, draft)
+        remote = RemoteDraftSettings(
+            member=MemberSettings(address=address, role="target", name="target"),
+            channel=channel,
+            round_deadline_s=round_deadline_s,
+        )
+        more = {"worker_cls": TARGET_WORKER, "additional_config": remote.to_additional_config()}
         try:
-            super().__init__(settings, additional_config=remote.to_additional_config())
+            # From here on the coordinator knows of both, and tells either of the other's end.
+            self._coordinator.await_start()
+            self._draft.await_start()
+            super().__init__(settings, more_engine_args=more)
+        except ContractViolation as violation:
+            self._abandon()
+            raise to_error(to_refusal(violation, "target")) from violation
         except BaseException:
-            self._draft_process.terminate()  # it may be loading, and not yet look at its target
-            self._end_process()
+            self._abandon()
             raise
         # vLLM takes it from its worker when the engine closes.
         self._speculator = self.vllm_engine.model_executor.driver_worker.worker.model_runner.speculator
@@ -51,45 +83,35 @@ class SeparateEngine(InProcessEngine):
     def close(self) -> None:
         self.stop_draft()
         super().close()
+        self._coordinator.stop(COORDINATOR_STOP_TIMEOUT_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop_draft(self) -> None:
         """End the draft's process; the target goes on without proposals. A second call does nothing."""
         self._speculator.close()
-        self._end_process()
+        self._draft.stop(DRAFT_STOP_TIMEOUT_S)
 
     @property
     def draft_process(self) -> subprocess.Popen[bytes]:
         """For those who want to know whether it lives."""
-        return self._draft_process
+        return self._draft.popen
 
     @property
     def speculator(self) -> Any:
         """The RemoteSpeculator: its `times`, and why it is `lost`."""
         return self._speculator
 
-    def _end_process(self) -> None:
-        try:
-            self._draft_process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._draft_process.kill()
-            self._draft_process.wait()
+    def _abandon(self) -> None:
+        """The engine didn't start. A draft that knows why has said so, and ends; one that loads doesn't look yet."""
+        self._coordinator.stop(COORDINATOR_STOP_TIMEOUT_S)
+        self._draft.popen.terminate()
+        self._draft.stop(DRAFT_STOP_TIMEOUT_S)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _start_draft(settings: EngineSettings, address: str, module: str) -> subprocess.Popen[bytes]:
-    # Listening before the process runs: the target can connect at once, and the two load at the same time.
-    with control.listen(address) as listener:
-        draft = {
-            "name": "draft",
-            "listener": listener.fileno(),
-            "engine_args": settings.to_engine_args(),
-        }
-        process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            pass_fds=[listener.fileno()],
-        )
-    assert process.stdin is not None
-    with process.stdin as pipe:
-        pipe.write(json.dumps(draft).encode())
-    return process
+def _draft_engine_args(settings: EngineSettings, policy: Policy) -> dict[str, Any]:
+    """The target's, with what the policy names for the draft: it is built before there is a contract."""
+    arguments = settings.to_engine_args()
+    named = {"attention_backend": policy.attention_backend, "kv_cache_dtype": policy.kv_cache_dtype}
+    words = {field: word for field, word in named.items() if word not in (INHERIT, AUTO)}
+    return arguments | {"speculative_config": arguments["speculative_config"] | words}

@@ -1,22 +1,23 @@
-"""The draft's process: `python -m cluster.speculation.draft_process`, with DraftSettings as JSON on its input.
+"""The draft's process: `python -m cluster.speculation.draft_process`, started by `ChildProcess` with DraftSettings.
 
 It ends when its target ends.
 """
 
-import json
 import math
-import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Self
 
-from cluster.channel import Channel, ChannelError, open_channel
+from cluster.channel import Channel, ChannelError
+from cluster.contract.errors import ContractViolation
+from cluster.control.child_process import read_start
+from cluster.control.member import Member
+from cluster.control.settings import MemberSettings
 from cluster.engine.cpu import profile
+from cluster.engine.release import vllm_release
 from cluster.errors import UserError
-from cluster.speculation import control
-from cluster.speculation.handshake import EngineSizes, PoolSizes, RoundsOpen
 from cluster.speculation.messages import (
     MessageCodec,
     MessageError,
@@ -25,55 +26,48 @@ from cluster.speculation.messages import (
     ProposeReply,
     ProposeRequest,
 )
+from cluster.speculation.pairing import open_rounds
 
 if TYPE_CHECKING:
     from cluster.speculation.hosted import HostedSpeculator
-
-TARGET_START_TIMEOUT_S: Final = 600.0
-"""For the target to load its weights and plan its KV cache: vLLM's own time-out for an engine's start."""
-
-OPEN_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSettings:
     """What the process is started with; all sizes come from the target."""
 
-    name: str
-    listener: int
-    """File descriptor of the socket that the target connects to."""
+    member: MemberSettings
     engine_args: dict[str, Any]
     """For vLLM's EngineArgs: those of the target."""
 
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Self:
+        """What `dataclasses.asdict` made."""
+        return cls(member=MemberSettings(**plain["member"]), engine_args=plain["engine_args"])
 
-def run(settings: DraftSettings) -> None:
-    """Pair with the target, load, serve until it ends.
+
+def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
+    """Join, pair with the target, load, serve until it ends. `joined` is called when the coordinator has this process.
 
     Raises:
-        UserError: the pair can't start; the target was told.
+        UserError, ContractViolation: the pair can't start; the target was told.
     """
-    say = _speaker(settings.name)
-    say("waits for its target")
-    line = control.accept(socket.socket(fileno=settings.listener))
-    try:
-        sizes = line.receive(EngineSizes, timeout_s=TARGET_START_TIMEOUT_S)
+    say = _speaker(settings.member.name)
+    with Member(settings.member, vllm_version=vllm_release()) as member, member.reporting():
+        joined()
+        say("waits for its target")
+        sizes = member.meet_peer().engine_sizes
         say("loads its weights")
-        # Here, not above: vLLM takes half a minute to import, and the target needs someone to connect to.
+        # Here, not above: vLLM takes half a minute to import, and a process is to be known before that.
         from cluster.speculation.hosted import HostedSpeculator
 
         hosted = HostedSpeculator(settings.engine_args, sizes)
-        say("waits for the size of the target's KV cache")
-        line.send(hosted.allocate(line.receive(PoolSizes, timeout_s=TARGET_START_TIMEOUT_S)))
-        opened = line.receive(RoundsOpen, timeout_s=TARGET_START_TIMEOUT_S)
-    except control.HandshakeError:
-        raise  # the target is gone, or said it itself
-    except UserError as error:
-        line.refuse(error)
-        raise
-    codec = MessageCodec(opened.sizes, opened.digest)
-    with open_channel(opened.channel, time.monotonic() + OPEN_TIMEOUT_S) as channel:
-        say(f"serves rounds of epoch {opened.epoch}")
-        say(f"stops: {serve(hosted, channel, codec, epoch=opened.epoch)}")
+        say("negotiates")
+        contract = hosted.allocate(member)
+        channel, codec = open_rounds(member, contract, hosted.table_widths)
+        with channel:
+            say(f"serves rounds of epoch {member.epoch} under contract {contract.digest[:16]}")
+            say(f"stops: {serve(hosted, channel, codec, epoch=member.epoch)}")
 
 
 def serve(hosted: "HostedSpeculator", channel: Channel, codec: MessageCodec, *, epoch: int) -> str:
@@ -114,12 +108,13 @@ def _speaker(name: str) -> Callable[[str], None]:
 
 
 def main() -> int:
-    settings = DraftSettings(**json.load(sys.stdin))
+    start = read_start()
+    settings = DraftSettings.from_plain(start.settings)
     profile.activate()
     try:
-        run(settings)
-    except UserError as error:
-        _speaker(settings.name)(f"stops: {error}")
+        run(settings, start.acknowledge)
+    except (UserError, ContractViolation) as error:
+        _speaker(settings.member.name)(f"stops: {error}")
         return 2
     return 0
 

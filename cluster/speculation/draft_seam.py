@@ -4,10 +4,10 @@ vLLM's own worker and model runner hold the draft: the runner's model is a stub 
 target, so its speculator is all that works there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,24 +23,43 @@ from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from cluster.engine.cpu import profile
+from cluster.contract.contract import KVContract
+from cluster.contract.facts import Role
+from cluster.contract.observe import Observed, observe
+from cluster.contract.read_side import BuiltSide, pairing_of
+from cluster.control.member import Member
+from cluster.engine.contract_worker import ContractWorker
 from cluster.speculation.checkpoint import load_parameters, read_tensors
-from cluster.speculation.handshake import EngineSizes, TargetGroup
-
-if profile.is_cpu_installation():
-    from vllm.v1.worker.cpu_worker import CPUWorker as Worker
-else:
-    from vllm.v1.worker.gpu_worker import Worker
 
 
-class DraftWorker(Worker):
+class DraftWorker(ContractWorker):
     """vLLM's worker with the draft as its only model."""
+
+    role: ClassVar[Role] = "draft"
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         self.model_runner.use_aux_hidden_state_outputs = False  # of a target that isn't here
         stub = SharedWithDraft(self.vllm_config, self.device)
-        with set_current_vllm_config(self.vllm_config):
+        with set_current_vllm_config(self.vllm_config), observe(self.vllm_config) as self._observed:
             self.model_runner.load_model(load_dummy_weights, model=stub)
+
+    def built_side(self, specs: Mapping[str, Any], observed: Observed) -> BuiltSide:
+        speculative, module = self.vllm_config.speculative_config, self.model_runner.speculator.model
+        weights = tuple(module.parameters())
+        of_target = {id(parameter) for parameter in self.model_runner.model.parameters()}
+        return BuiltSide(
+            role=self.role,
+            model=speculative.draft_model_config.model,
+            model_config=speculative.draft_model_config,
+            vllm_config=self.vllm_config,
+            pairing=pairing_of(speculative, self.role),
+            module=module,
+            specs=specs,
+            selections=observed.selections,
+            writes=observed.writes,
+            weights=weights,
+            borrowed=tuple(weight for weight in weights if id(weight) in of_target),
+        )
 
 
 class SharedWithDraft(nn.Module):
@@ -73,22 +92,23 @@ def start_executor(engine_args: dict[str, Any]) -> Any:
     return UniProcExecutor(EngineArgs(**arguments).create_engine_config())
 
 
-def allocate(executor: Any, num_blocks: int) -> None:
-    """Allocate the draft's KV pool: just `num_blocks` blocks, whatever memory there is."""
-    config = executor.vllm_config
+def allocate(executor: Any, member: Member) -> KVContract:
+    """Negotiate through `member`, and allocate the draft's KV pool of the contract: as vLLM's engine core does it."""
+    config, worker = executor.vllm_config, executor.driver_worker.worker
+    worker.take_part(member)
     register_all_kvcache_specs(config)
     specs = executor.get_kv_cache_specs()
+    contract: KVContract = worker.contract
     layout = resolve_kv_cache_layout(
         config, executor.get_supported_kv_cache_layouts(), [spec for side in specs for spec in side.values()]
     )
     executor.set_kv_cache_layout(layout.name)
-    config.cache_config.num_gpu_blocks_override = num_blocks
-    # Each layer's page for each block: the override fixes the number, this only has to allow it.
-    memory = num_blocks * sum(spec.page_size_bytes for spec in specs[0].values())
-    plans = get_kv_cache_configs(config, specs, [memory])
+    config.cache_config.num_gpu_blocks_override = contract.num_blocks
+    plans = get_kv_cache_configs(config, specs, [contract.pool_bytes("draft")])
     for plan in plans:
         plan.kv_cache_layout = config.cache_config.kv_cache_layout
     executor.initialize_from_config(plans)
+    return contract
 
 
 def runner_of(executor: Any) -> Any:
@@ -96,30 +116,13 @@ def runner_of(executor: Any) -> Any:
     return executor.driver_worker.worker.model_runner
 
 
-def engine_sizes(executor: Any) -> EngineSizes:
-    """What the engine was built with, in the target's terms."""
-    config = executor.vllm_config
-    return EngineSizes(
-        max_num_seqs=config.scheduler_config.max_num_seqs,
-        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-        max_model_len=config.model_config.max_model_len,
-        block_size=config.cache_config.block_size,
-        num_speculative_tokens=config.speculative_config.num_speculative_tokens,
-    )
+def layers_by_group(runner: Any) -> list[list[str]]:
+    """The layers of each KV-cache group, in the order of the block tables."""
+    return [group.layer_names for group in runner.kv_cache_config.kv_cache_groups]
 
 
-def draft_groups(runner: Any) -> tuple[TargetGroup, ...]:
-    """The draft's KV-cache groups, in the terms in which a target describes its own."""
-    return tuple(
-        TargetGroup(
-            kind=type(group.kv_cache_spec).__name__,
-            block_size=group.kv_cache_spec.block_size,
-            table_width=table.shape[1],
-        )
-        for group, table in zip(
-            runner.kv_cache_config.kv_cache_groups, runner.block_tables.input_block_tables, strict=True
-        )
-    )
+def block_table_widths(runner: Any) -> list[int]:
+    return [table.shape[1] for table in runner.block_tables.input_block_tables]
 
 
 def input_batch(

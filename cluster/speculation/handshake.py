@@ -1,75 +1,69 @@
-"""What target and draft tell each other before the first round, in this order.
+"""What both sides make of their contract before the first round: sizes of messages, and which block tables travel.
 
-    target                                          draft
-    EngineSizes   its engine is built          ──▶  builds its engine by them, loads the draft
-    PoolSizes     its KV cache is planned      ──▶  allocates its pool
-                                               ◀──  Allocated
-    RoundsOpen    sizes of messages, channel   ──▶  opens the channel, serves
-                  allocates its own KV cache
-
-Every number by which a buffer is sized is the target's, after vLLM chose its defaults. A default may depend on the
-device or on how the engine was started: two processes that each worked out `max_num_batched_tokens` were seen to
-disagree, and the round died in a buffer that was too small.
+target                                              draft
+ChannelOffer     channel, what isn't in      ──▶    checks that the tables are its own's width
+                 the contract               ◀──     ChannelAcceptance
+accepts          ··········· channel ···········    opens, serves
 """
 
-import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from cluster.channel import ChannelAddress
-from cluster.contract.codec import canonical, to_plain
+from dspark.v1.control_pb2 import RoundOptions
+
+from cluster.contract.codec import from_plain
+from cluster.contract.contract import GroupContract, KVContract
+from cluster.contract.facts import Role
 from cluster.speculation.messages import RoundSizes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSizes:
-    """What the draft's engine is built by."""
+def round_sizes(contract: KVContract, options: RoundOptions) -> RoundSizes:
+    """How large a round can be: the same on both sides, which hold the same contract and options.
 
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    block_size: int
-    num_speculative_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetGroup:
-    """One KV-cache group of the target, as far as a draft that follows its block table needs to know it."""
-
-    kind: str
-    """vLLM's name of the spec's class: "FullAttentionSpec"."""
-    block_size: int
-    table_width: int
-    """Columns of the block table: the most blocks that one request can have."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSizes:
-    """What the draft's KV pool is sized by."""
-
-    num_blocks: int
-    groups: tuple[TargetGroup, ...]
-
-    @property
-    def digest(self) -> str:
-        """In hexadecimal. Messages carry it where no KV contract was made."""
-        return hashlib.sha256(canonical(to_plain(self))).hexdigest()
+    Raises:
+        DocumentError: the options are none of this contract's.
+    """
+    widths = zip(tables(contract), options.block_table_widths, strict=False)
+    return from_plain(
+        RoundSizes,
+        {
+            "max_num_reqs": contract.wire.max_num_seqs,
+            "max_num_batched_tokens": contract.wire.max_num_batched_tokens,
+            "max_model_len": contract.target.max_model_len,
+            "num_speculative_tokens": contract.wire.num_speculative_tokens,
+            "num_prefill_lookahead": options.num_prefill_lookahead,
+            "hidden_size": contract.wire.hidden_size,
+            "hidden_dtype": contract.wire.dtype,
+            "vocab_size": contract.wire.vocab_size,
+            "block_tables": [
+                {"width": width, "block_size": _mirrored(contract, table).block_size, "num_blocks": contract.num_blocks}
+                for table, width in widths
+            ],
+            "with_input_ids": options.with_input_ids,
+            "draft_logits_dtype": options.draft_logits_dtype or None,
+        },
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocated:
-    """The draft's pool is there."""
-
-    num_blocks: int
-    tables: tuple[int, ...]
-    """The target's groups whose block tables shall travel: group i of the draft follows `tables[i]`."""
+def tables(contract: KVContract) -> tuple[str, ...]:
+    """The target's block tables that travel, in the order in which they do: those that the draft's groups follow."""
+    return tuple(dict.fromkeys(group.block_table for group in contract.groups_of("draft")))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundsOpen:
-    """How rounds are written, and where."""
+def tables_to_send(contract: KVContract, groups: Sequence[Sequence[str]]) -> tuple[int, ...]:
+    """For each table that travels, which of the target's `groups` has it: vLLM's groups, as the layers of each."""
+    own = [_table_of(contract, "target", layers) for layers in groups]
+    return tuple(own.index(table) for table in tables(contract))
 
-    sizes: RoundSizes
-    digest: str
-    """Of the contract, or of PoolSizes."""
-    channel: ChannelAddress
-    epoch: int
+
+def tables_to_follow(contract: KVContract, groups: Sequence[Sequence[str]]) -> tuple[int, ...]:
+    """For each of the draft's `groups`, which of the tables that travel it follows."""
+    travelling = tables(contract)
+    return tuple(travelling.index(_table_of(contract, "draft", layers)) for layers in groups)
+
+
+def _table_of(contract: KVContract, role: Role, layers: Sequence[str]) -> str:
+    return next(group.block_table for group in contract.groups_of(role) if not set(layers).isdisjoint(group.layers))
+
+
+def _mirrored(contract: KVContract, table: str) -> GroupContract:
+    return next(group for group in contract.groups_of("target") if group.block_table == table)

@@ -4,11 +4,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from dspark.v1.control_pb2 import EngineSizes
 from numpy.typing import NDArray
 
-from cluster.errors import UserError
+from cluster.contract.contract import KVContract
+from cluster.control.member import Member
 from cluster.speculation import draft_seam
-from cluster.speculation.handshake import Allocated, EngineSizes, PoolSizes, TargetGroup
+from cluster.speculation.handshake import tables_to_follow
 from cluster.speculation.messages import ProposeRequest
 
 
@@ -23,28 +25,27 @@ class HostedSpeculator:
                 "max_num_seqs": sizes.max_num_seqs,
                 "max_num_batched_tokens": sizes.max_num_batched_tokens,
                 "max_model_len": sizes.max_model_len,
-                "block_size": sizes.block_size,
             }
         )
         self._runner = draft_seam.runner_of(self._executor)
-        _require_equal(sizes, draft_seam.engine_sizes(self._executor))
+        self._tables: tuple[int, ...] = ()
 
-    def allocate(self, pool: PoolSizes) -> Allocated:
-        """Allocate as many blocks as the target has.
+    def allocate(self, member: Member) -> KVContract:
+        """Negotiate the KV contract with the target, and allocate what it says.
 
         Raises:
-            UserError: no block table of the target fits a group of the draft.
+            ContractError, ControlError, ContractViolation: there is no contract, or it can't be kept.
         """
         with torch.inference_mode():
-            draft_seam.allocate(self._executor, pool.num_blocks)
-        tables = tuple(_table_for(group, pool.groups) for group in draft_seam.draft_groups(self._runner))
-        if len(set(tables)) < len(tables):
-            raise UserError(
-                "the draft's KV-cache groups",
-                "two of them would follow one block table of the target, and write to the same blocks",
-                "use --placement colocated",
-            )
-        return Allocated(num_blocks=pool.num_blocks, tables=tables)
+            contract = draft_seam.allocate(self._executor, member)
+        self._tables = tables_to_follow(contract, draft_seam.layers_by_group(self._runner))
+        return contract
+
+    @property
+    def table_widths(self) -> tuple[int, ...]:
+        """Columns of the block tables, one for each that the target sends."""
+        widths = draft_seam.block_table_widths(self._runner)
+        return tuple(widths[self._tables.index(table)] for table in range(len(set(self._tables))))
 
     def propose(self, request: ProposeRequest) -> NDArray[np.int64]:
         """The drafts [B, K] of a round. The request's arrays are read before this returns, never kept."""
@@ -54,7 +55,8 @@ class HostedSpeculator:
         return ids
 
     def _propose(self, request: ProposeRequest) -> torch.Tensor:
-        draft_seam.write_block_tables(self._runner, [self._tensor(table) for table in request.block_tables])
+        rows = [self._tensor(table) for table in request.block_tables]
+        draft_seam.write_block_tables(self._runner, [rows[table] for table in self._tables])
         hidden_states = self._tensor(request.hidden_states)
         if hidden_states.dtype == torch.uint16:
             hidden_states = hidden_states.view(torch.bfloat16)
@@ -84,26 +86,3 @@ class HostedSpeculator:
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._runner.device)
-
-
-def _table_for(group: TargetGroup, targets: tuple[TargetGroup, ...]) -> int:
-    """The target's table that a draft's group follows: of its own kind, or else one that never drops a block."""
-    for kind in (group.kind, "FullAttentionSpec"):
-        for index, target in enumerate(targets):
-            same_shape = (target.block_size, target.table_width) == (group.block_size, group.table_width)
-            if target.kind == kind and same_shape:
-                return index
-    raise UserError(
-        f"the draft's KV-cache group {group}",
-        f"none of the target's has the same blocks and tables: {', '.join(map(str, targets))}",
-        "give both the same block size, or use --placement colocated",
-    )
-
-
-def _require_equal(wanted: EngineSizes, built: EngineSizes) -> None:
-    if wanted != built:
-        raise UserError(
-            f"the draft's engine was built as {built}",
-            f"the target's is {wanted}",
-            "give both the same method, K and lengths",
-        )

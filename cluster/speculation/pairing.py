@@ -1,73 +1,79 @@
-"""The target's part of the handshake: from an address to a draft that serves rounds."""
+"""From a contract that both sides hold to a channel that carries rounds: what each side does."""
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import fields
+from typing import Final
 
-from cluster.channel import ChannelError, offer_channel
-from cluster.speculation import control
-from cluster.speculation.control import HandshakeError
-from cluster.speculation.handshake import Allocated, EngineSizes, PoolSizes, RoundsOpen
-from cluster.speculation.messages import (
-    BlockTableSizes,
-    MessageCodec,
-    RoundSizes,
-    max_reply_bytes,
-    max_request_bytes,
-)
+from dspark.v1 import control_pb2
+
+from cluster.channel import Channel, ChannelAddress, ChannelError, offer_channel, open_channel
+from cluster.contract.codec import from_plain, to_plain
+from cluster.contract.contract import KVContract
+from cluster.contract.errors import ContractError
+from cluster.control.member import Member
+from cluster.control.refusals import ControlError
+from cluster.speculation.handshake import round_sizes, tables
+from cluster.speculation.messages import MessageCodec, max_reply_bytes, max_request_bytes
 from cluster.speculation.rounds import DraftClient
 from cluster.speculation.settings import RemoteDraftSettings
 
-START_TIMEOUT_S: Final = 300.0
-"""For the draft's process to import vLLM and load its weights; a first import on a fresh machine takes a minute."""
-
 OPEN_TIMEOUT_S: Final = 30.0
-"""For a process that is ready to open a channel."""
-
-FIRST_EPOCH: Final = 1
+"""For a process that has said that it opens the channel to do it."""
 
 
-class Pairing:
-    """The target's end of the control line to a draft's process."""
+def offer_rounds(
+    settings: RemoteDraftSettings, member: Member, contract: KVContract, options: control_pb2.RoundOptions
+) -> DraftClient:
+    """The target's side.
 
-    def __init__(self, settings: RemoteDraftSettings, engine: EngineSizes) -> None:
-        self._settings = settings
-        self._line = control.connect(settings.address)
-        self._line.send(engine)
+    Raises:
+        ContractError, ControlError: the draft doesn't open the channel.
+    """
+    sizes = round_sizes(contract, options)
+    offer = offer_channel(
+        settings.channel, max_send_bytes=max_request_bytes(sizes), max_receive_bytes=max_reply_bytes(sizes)
+    )
+    try:
+        member.offer_channel(control_pb2.ChannelAddress(**to_plain(offer.address)), options)
+        channel = offer.accept(time.monotonic() + OPEN_TIMEOUT_S)
+    except ChannelError as error:
+        raise _not_open(offer.address, error) from error
+    finally:
+        offer.withdraw()
+    codec = MessageCodec(sizes, contract.digest)
+    return DraftClient(channel, codec, epoch=member.epoch, deadline_s=settings.round_deadline_s)
 
-    def open_rounds(self, pool: PoolSizes, sizes: dict[str, Any]) -> tuple[DraftClient, Sequence[int]]:
-        """Let the draft allocate, and open the channel. Also returns the target's groups that it follows.
 
-        `sizes` are the fields of RoundSizes but for `block_tables`, which depend on the draft's answer.
+def open_rounds(member: Member, contract: KVContract, table_widths: Sequence[int]) -> tuple[Channel, MessageCodec]:
+    """The draft's side. `table_widths` are those of its own block tables, one for each table that travels.
 
-        Raises:
-            HandshakeError: the draft's process has ended or refuses; nothing is allocated then.
-        """
-        self._line.send(pool)
-        allocated = self._line.receive(Allocated, timeout_s=START_TIMEOUT_S)
-        tables = tuple(
-            BlockTableSizes(width=group.table_width, block_size=group.block_size, num_blocks=pool.num_blocks)
-            for group in (pool.groups[index] for index in allocated.tables)
+    Raises:
+        ContractError, ControlError: the target offers no channel, or none that fits.
+    """
+    offer = member.await_channel()
+    offered = tuple(offer.round_options.block_table_widths)
+    if offered != tuple(table_widths):
+        raise ContractError(
+            "block_table_widths",
+            target=str(offered),
+            draft=str(tuple(table_widths)),
+            reason=f"rows of the target's block tables {', '.join(tables(contract))} are copied into the draft's",
+            remedy="give both sides the same max_model_len and block size",
         )
-        round_sizes = RoundSizes(block_tables=tables, **sizes)
-        offer = offer_channel(
-            self._settings.channel,
-            max_send_bytes=max_request_bytes(round_sizes),
-            max_receive_bytes=max_reply_bytes(round_sizes),
-        )
-        self._line.send(RoundsOpen(sizes=round_sizes, digest=pool.digest, channel=offer.address, epoch=FIRST_EPOCH))
-        try:
-            channel = offer.accept(time.monotonic() + OPEN_TIMEOUT_S)
-        except ChannelError as error:
-            raise HandshakeError(
-                "the draft's side can't be paired",
-                f"it did not open the {offer.address.kind} channel ({error})",
-                "look at what the draft's process wrote last",
-            ) from error
-        codec = MessageCodec(round_sizes, pool.digest)
-        client = DraftClient(channel, codec, epoch=FIRST_EPOCH, deadline_s=self._settings.round_deadline_s)
-        return client, allocated.tables
+    codec = MessageCodec(round_sizes(contract, offer.round_options), contract.digest)
+    names = [field.name for field in fields(ChannelAddress)]
+    address = from_plain(ChannelAddress, {name: getattr(offer.address, name) for name in names})
+    member.accept_channel()
+    try:
+        return open_channel(address, time.monotonic() + OPEN_TIMEOUT_S), codec
+    except ChannelError as error:
+        raise _not_open(address, error) from error
 
-    def close(self) -> None:
-        """Let go of the draft."""
-        self._line.close()
+
+def _not_open(address: ChannelAddress, error: ChannelError) -> ControlError:
+    return ControlError(
+        f"the {address.kind} channel between target and draft",
+        f"it didn't open ({error})",
+        "look at what the processes wrote last, and start again",
+    )

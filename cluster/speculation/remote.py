@@ -5,14 +5,17 @@ import time
 from typing import Any, Final
 
 import torch
+from dspark.v1.control_pb2 import RoundOptions
 from numpy.typing import NDArray
 
 from cluster.channel import ChannelError
+from cluster.contract.contract import KVContract
+from cluster.control.member import Member
 from cluster.errors import UserError
 from cluster.speculation import target_seam
-from cluster.speculation.handshake import EngineSizes, PoolSizes
+from cluster.speculation.handshake import tables_to_send
 from cluster.speculation.messages import MessageError, ProposeReply, ProposeRequest
-from cluster.speculation.pairing import Pairing
+from cluster.speculation.pairing import offer_rounds
 from cluster.speculation.rounds import DraftClient, RoundTimes
 from cluster.speculation.settings import remote_draft_settings
 
@@ -37,16 +40,6 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._draft: DraftClient | None = None
         self._times = RoundTimes()
         self._lost: str | None = None
-        self._pairing = Pairing(
-            remote_draft_settings(vllm_config.additional_config),
-            EngineSizes(
-                max_num_seqs=self.max_num_reqs,
-                max_num_batched_tokens=self.max_num_tokens,
-                max_model_len=self.max_model_len,
-                block_size=vllm_config.cache_config.block_size,
-                num_speculative_tokens=self.num_speculative_steps,
-            ),
-        )
 
     @property
     def lost(self) -> str | None:
@@ -63,7 +56,6 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         if self._draft is not None:
             self._draft.close()
             self._draft = None
-        self._pairing.close()
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
         return target_seam.FusedStates(self.vllm_config, self.device)
@@ -76,29 +68,25 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         target_input_buffers: Any,
         target_attn_groups: Any,
     ) -> None:
-        """The last call before the target allocates its KV cache: the draft allocates first, and may refuse."""
+        """Nothing here attends: only the target's block tables are kept, whose rows travel."""
         self._block_tables = block_tables
-        config = self.vllm_config
-        if config.cache_config.num_gpu_blocks is None:
-            return  # a small cache for profiling; the planned one comes after it
-        pool = PoolSizes(
-            num_blocks=kv_cache_config.num_blocks, groups=target_seam.target_groups(kv_cache_config, block_tables)
+        self._layers_by_group = [group.layer_names for group in kv_cache_config.kv_cache_groups]
+
+    def open_rounds(self, member: Member, contract: KVContract) -> None:
+        """Open the channel to the draft. For the target's worker, once both sides hold what the contract says.
+
+        Raises:
+            ContractError, ControlError: the draft doesn't open it.
+        """
+        self._tables = tables_to_send(contract, self._layers_by_group)
+        tables = self._block_tables.input_block_tables
+        options = RoundOptions(
+            block_table_widths=[tables[i].shape[1] for i in self._tables],
+            num_prefill_lookahead=max(1, self.vllm_config.num_prefill_lookahead_tokens),
         )
-        self._draft, self._tables = self._pairing.open_rounds(
-            pool,
-            {
-                "max_num_reqs": self.max_num_reqs,
-                "max_num_batched_tokens": self.max_num_tokens,
-                "max_model_len": self.max_model_len,
-                "num_speculative_tokens": self.num_speculative_steps,
-                "num_prefill_lookahead": max(1, config.num_prefill_lookahead_tokens),
-                "hidden_size": self.draft_model_config.get_hidden_size(),
-                "hidden_dtype": str(self.dtype).removeprefix("torch."),
-                "vocab_size": config.model_config.get_vocab_size(),
-                "with_input_ids": False,
-                "draft_logits_dtype": None,
-            },
-        )
+        settings = remote_draft_settings(self.vllm_config.additional_config)
+        self._draft = offer_rounds(settings, member, contract, options)
+        member.on_silent_peer(self._draft.abort)
         self._times = self._draft.times
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:

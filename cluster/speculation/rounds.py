@@ -70,5 +70,9 @@ class DraftClient:
             times.draft += answer.draft_time_us / 1e6
         return answer
 
+    def abort(self) -> None:
+        """End the round that is waited for, from any thread; there is no other after it."""
+        self._channel.abort()
+
     def close(self) -> None:
         self._channel.close()

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from cluster.channel.base import ChannelKind
+from cluster.control.settings import MemberSettings
 
 REMOTE_DRAFT: Final = "remote_draft"
 """Key of vLLM's `additional_config`: an engine that has it asks a RemoteSpeculator for its drafts."""
@@ -14,10 +15,9 @@ DEFAULT_ROUND_DEADLINE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteDraftSettings:
-    """The value under REMOTE_DRAFT."""
+    """The value under REMOTE_DRAFT. `member` is what the target is to its coordinator."""
 
-    address: str
-    """Of the draft's control line."""
+    member: MemberSettings
     channel: ChannelKind = "shm"
     round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
 
@@ -28,4 +28,5 @@ class RemoteDraftSettings:
 
 def remote_draft_settings(additional_config: dict[str, Any]) -> RemoteDraftSettings:
     """What `to_additional_config` made."""
-    return RemoteDraftSettings(**additional_config[REMOTE_DRAFT])
+    plain = additional_config[REMOTE_DRAFT]
+    return RemoteDraftSettings(**plain | {"member": MemberSettings(**plain["member"])})

@@ -14,9 +14,8 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from cluster.speculation.checkpoint import load_parameters, read_tensors
-from cluster.speculation.handshake import TargetGroup
 
-__all__ = ["DraftModelSpeculator", "FusedStates", "target_groups"]
+__all__ = ["DraftModelSpeculator", "FusedStates"]
 
 _FC = re.compile(r"(?:.*\.)?fc\.(?P<parameter>.+)")
 
@@ -48,18 +47,6 @@ class FusedStates(nn.Module):
     def forward(self, aux_hidden_states: list[torch.Tensor]) -> torch.Tensor:
         fused: torch.Tensor = self.fc(torch.cat(aux_hidden_states, dim=-1))
         return fused
-
-
-def target_groups(kv_cache_config: Any, block_tables: Any) -> tuple[TargetGroup, ...]:
-    """The target's KV-cache groups in the order of its block tables."""
-    return tuple(
-        TargetGroup(
-            kind=type(group.kv_cache_spec).__name__,
-            block_size=group.kv_cache_spec.block_size,
-            table_width=table.shape[1],
-        )
-        for group, table in zip(kv_cache_config.kv_cache_groups, block_tables.input_block_tables, strict=True)
-    )
 
 
 def _parameter_of_fc(stored: str) -> str | None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from cluster.contract.negotiator import Negotiator
+
 from cluster.contract.contract import KVContract
 from cluster.contract.errors import ContractError
 from cluster.contract.facts import SideFacts
 from cluster.contract.negotiate import negotiate
-from cluster.contract.negotiator import Negotiator
 from cluster.contract.policy import Policy
 from tests.split.processes import DEADLINE_S
 

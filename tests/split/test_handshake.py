@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cluster.speculation.control import ControlLine, HandshakeError
 
 from cluster.channel import DeadlineExceeded, offer_channel, open_channel
 from cluster.errors import UserError
 from cluster.speculation import control
-from cluster.speculation.control import ControlLine, HandshakeError
 from cluster.speculation.draft_process import serve
 from cluster.speculation.handshake import EngineSizes, PoolSizes
 from cluster.speculation.messages import (

@@ -369,8 +369,16 @@ def test_a_shorter_draft_limits_itself_and_not_the_target() -> None:
 
 def test_every_number_that_buffers_are_sized_by_is_the_targets() -> None:
     target, draft = qwen3_8b()
-    wire = contract_of((target, replace(draft, max_num_seqs=8, max_num_batched_tokens=2048))).wire
+    wire = contract_of((target, replace(draft, max_num_seqs=512, max_num_batched_tokens=16_384))).wire
     assert (wire.max_num_seqs, wire.max_num_batched_tokens) == (256, 8192)
+
+
+@pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens"])
+def test_a_draft_with_smaller_buffers_than_a_round_needs_is_refused(field: str) -> None:
+    target, draft = qwen3_8b()
+    with pytest.raises(ContractError) as refused:
+        contract_of((target, replace(draft, **{field: 8})))
+    assert (refused.value.field, refused.value.draft) == (field, "8")
 
 
 def test_the_memory_plan_says_what_the_draft_costs_its_target() -> None:

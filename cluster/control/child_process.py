@@ -1,0 +1,88 @@
+"""A process of ours beside this one: started with settings as JSON, and watched until it says that it is there.
+
+Started afresh, never forked: gRPC, whose threads a fork would lose, may run on both sides.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cluster.errors import UserError
+
+START_TIMEOUT_S: Final = 60.0
+"""To start Python and import gRPC; it takes a second, and on a fresh machine that does other things many."""
+
+
+class ChildProcess:
+    """The parent's end. `name` is what the process is called in messages.
+
+    The process's standard input stays open until `stop`, so that it can tell when this process has ended.
+    """
+
+    def __init__(self, name: str, module: str, settings: dict[str, Any]) -> None:
+        """Start `python -m module`, and don't wait for it."""
+        self._name = name
+        self._acknowledged, theirs = os.pipe()
+        try:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", module], stdin=subprocess.PIPE, bufsize=0, pass_fds=[theirs]
+            )
+        finally:
+            os.close(theirs)
+        assert self.popen.stdin is not None
+        line = json.dumps({"settings": settings, "acknowledgement": theirs})
+        with suppress(BrokenPipeError):  # it has ended already, which `await_start` says
+            self.popen.stdin.write(f"{line}\n".encode())
+
+    def await_start(self) -> None:
+        """Wait until it has acknowledged.
+
+        Raises:
+            UserError: it has ended instead, or is silent.
+        """
+        poll = select.poll()
+        poll.register(self._acknowledged)
+        if not poll.poll(1e3 * START_TIMEOUT_S):
+            why = f"it is not there after {START_TIMEOUT_S:.0f} s"
+        elif os.read(self._acknowledged, 1):
+            return
+        else:
+            why = f"it ended with exit code {self.popen.wait(START_TIMEOUT_S)}"
+        raise UserError(f"the {self._name}'s process", why, "look at what it wrote last")
+
+    def stop(self, timeout_s: float) -> None:
+        """End its input, and wait for it to end; it is killed after `timeout_s`. A second call does nothing."""
+        assert self.popen.stdin is not None
+        if self.popen.stdin.closed:
+            return
+        self.popen.stdin.close()
+        os.close(self._acknowledged)
+        try:
+            self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a process was started with."""
+
+    settings: dict[str, Any]
+    acknowledgement: int
+    """A file descriptor."""
+
+    def acknowledge(self) -> None:
+        """Tell the parent that this process is there."""
+        os.write(self.acknowledgement, b"1")
+        os.close(self.acknowledgement)
+
+
+def read_start() -> Start:
+    """In the child, first of all."""
+    return Start(**json.loads(sys.stdin.readline()))
