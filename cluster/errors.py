@@ -13,3 +13,7 @@ class UserError(Exception):
         self.what = what
         self.why = why
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # An actor's errors cross processes; the default would call __init__ with the finished sentence.
+        return type(self), (self.what, self.why, self.remedy)

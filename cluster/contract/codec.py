@@ -7,22 +7,23 @@ int, 1 is no bool), nothing is ignored, and nothing but a `DocumentError` comes 
 import json
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from cluster.contract.errors import DocumentError, join_path
+from cluster.contract.errors import DocumentError, UnknownKey, join_path
 
 T = TypeVar("T")
 
 
 def to_plain(value: object) -> Any:
-    """Dataclasses as dicts, tuples as lists; strings, integers, booleans and None as they are."""
+    """Dataclasses as dicts, tuples as lists, paths as strings; the rest, which JSON has too, as it is."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
 def canonical(plain: object) -> bytes:
@@ -80,8 +81,14 @@ def _decode(hint: Any, plain: object, path: str) -> object:
         return plain
     if origin is tuple:
         return _decode_tuple(typing.get_args(hint), plain, path)
+    if origin is Mapping:
+        return _decode_mapping(typing.get_args(hint)[1], plain, path)
     if is_dataclass(hint):
         return _decode_object(cast(type[Any], hint), plain, path)
+    if hint is float and type(plain) is int:
+        return float(plain)  # written by a person: 30 for 30.0
+    if hint is Path and type(plain) is str:
+        return Path(plain)
     if type(plain) is not hint:  # exact: True is an int to isinstance
         raise DocumentError(path, _describe(plain), _NAMES[hint])
     return plain
@@ -102,13 +109,22 @@ def _decode_tuple(hints: tuple[Any, ...], plain: object, path: str) -> tuple[obj
     return tuple(_decode(hint, item, f"{path}[{i}]") for i, (hint, item) in enumerate(zip(hints, plain, strict=True)))
 
 
+def _decode_mapping(hint: Any, plain: object, path: str) -> object:
+    if not isinstance(plain, dict):
+        raise DocumentError(path, _describe(plain), "an object")
+    for key in plain:
+        if not isinstance(key, str):
+            raise DocumentError(join_path(path, str(key)), f"the key {key!r}", "a string")
+    return {key: _decode(hint, item, join_path(path, key)) for key, item in plain.items()}
+
+
 def _decode_object(cls: type[Any], plain: object, path: str) -> object:
     if not isinstance(plain, dict):
         raise DocumentError(path, _describe(plain), "an object")
     known = {field.name: field for field in fields(cls)}
     for key in plain:
         if key not in known:
-            raise DocumentError(join_path(path, key), "unknown", "one of " + ", ".join(known))
+            raise UnknownKey(join_path(path, str(key)), tuple(known))
     _require(known.values(), plain, path)
     hints = typing.get_type_hints(cls)
     arguments = {key: _decode(hints[key], item, join_path(path, key)) for key, item in plain.items()}
@@ -125,11 +141,11 @@ def _require(known: Iterable[Field[Any]], plain: dict[str, Any], path: str) -> N
             raise DocumentError(join_path(path, field.name), "missing", "given")
 
 
-_NAMES = {str: "a string", int: "an integer", bool: "true or false"}
+_NAMES = {str: "a string", Path: "a path", int: "an integer", float: "a number", bool: "true or false"}
 
 
 def _describe(plain: object) -> str:
     if plain is None:
         return "null"
-    kind = {dict: "an object", list: "a list", float: "a float"}.get(type(plain))
-    return kind or repr(plain)[:80]
+    kinds: dict[type, str] = {dict: "an object", list: "a list"}
+    return kinds.get(type(plain)) or repr(plain)[:80]

@@ -23,8 +23,19 @@ class DocumentError(UserError):
         """The same error, seen from the key that holds the value."""
         return DocumentError(join_path(parent, self.path), self.found, self.expected)
 
-    def __reduce__(self) -> tuple[type["DocumentError"], tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.path, self.found, self.expected)
+
+
+class UnknownKey(DocumentError):  # noqa: N818 - it names what is wrong, as DocumentError's others do in `found`
+    """A key that the document's type doesn't have. `known` are those that it has there."""
+
+    def __init__(self, path: str, known: tuple[str, ...]) -> None:
+        super().__init__(path, "unknown", "one of " + ", ".join(known))
+        self.known = known
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.path, self.known)
 
 
 class ContractError(UserError):
@@ -44,7 +55,6 @@ class ContractError(UserError):
         super().__init__(f"{field} is {values}", reason, remedy)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # An actor's errors cross processes; the default would call __init__ with the finished sentence.
         return _contract_error, (self.field, self.target, self.draft, self.reason, self.remedy)
 
 

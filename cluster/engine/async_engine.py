@@ -18,10 +18,10 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from cluster.engine import round_figures
 from cluster.engine.async_outputs import DeltaReader
+from cluster.engine.parent import children_die_with_this_process
 from cluster.engine.sampling_params import check_bad_words, refused, sampling_params
 from cluster.engine.settings import EngineSettings
-from cluster.engine.vllm_errors import refused_settings
-from cluster.errors import UserError
+from cluster.engine.vllm_errors import EngineStartError, refused_settings
 from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.errors import RequestError, invalid
 from cluster.serving.model import ServedDraft, ServedModel
@@ -32,13 +32,13 @@ class AsyncEngine:
     """A `GenerationEngine`. It starts on construction, which blocks until the model is loaded: from a running event
     loop, construct it in a thread.
 
-    `additional_config` is vLLM's own, for parts of this project inside the engine. Raises UserError for what vLLM
+    `more_engine_args` are vLLM's own, for parts of this project inside the engine. Raises UserError for what vLLM
     refuses in the settings, and where the engine's process doesn't come up.
     """
 
-    def __init__(self, settings: EngineSettings, *, additional_config: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, settings: EngineSettings, *, more_engine_args: Mapping[str, Any] | None = None) -> None:
         arguments = settings.to_engine_args() | {
-            "additional_config": dict(additional_config or {}),
+            **(more_engine_args or {}),
             "served_model_name": settings.target.name,
             # One backend for all: vLLM takes the one that the first request needs, and fails later ones that need
             # another.
@@ -48,12 +48,14 @@ class AsyncEngine:
             arguments["per_request_spec_decode_metrics"] = round_figures.LEVEL
         self._usage = _KvCacheUsage()
         try:
-            with refused_settings():
+            with refused_settings(), children_die_with_this_process():
                 self._engine = AsyncLLM.from_engine_args(
                     AsyncEngineArgs(**arguments), stat_loggers=[lambda *_: self._usage]
                 )
         except RuntimeError as error:
-            raise UserError("the engine did not start", str(error), "its log says why: --debug shows it") from error
+            raise EngineStartError(
+                "the engine did not start", str(error), "its log says why: --debug shows it"
+            ) from error
         self._model = _served_model(settings, self._engine)
         self._closed = False
 

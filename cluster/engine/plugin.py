@@ -2,6 +2,7 @@
 
 from cluster.engine import request_drafts, round_figures
 from cluster.engine.cpu import profile
+from cluster.engine.parent import follow_parent
 from cluster.engine.version import require_supported_vllm
 from cluster.speculation import speculator_hook
 
@@ -13,6 +14,7 @@ def register() -> None:
         UserError: this is another version of vLLM.
     """
     require_supported_vllm()
+    follow_parent()
     # Here, not above: vLLM imports this module while it is itself being imported.
     from vllm.model_executor.models import ModelRegistry
 

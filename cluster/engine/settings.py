@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.contract.errors import DocumentError, require_positive
 from cluster.engine.cpu import profile
 from cluster.engine.draft_path import neutral_draft_path
 from cluster.models.draft import Speculation
@@ -12,20 +13,39 @@ _CPU_BATCHED_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """A target, perhaps with a draft in the same process (placement `colocated`), and the sizes of its buffers.
+class EngineOptions:
+    """The sizes of an engine's buffers, by vLLM's names.
 
-    `max_model_len` None means the target's own context; `num_gpu_blocks` None lets vLLM size the KV cache.
+    `max_model_len` None means the target's own context; `num_gpu_blocks` None lets vLLM size the KV cache, by
+    `gpu_memory_utilization` of its GPU, whose None is vLLM's own share.
     """
 
-    target: ModelFolder
-    speculation: Speculation | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int | None = None
     num_gpu_blocks: int | None = None
+    gpu_memory_utilization: float | None = None
     enable_prefix_caching: bool = True
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_positive(
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            num_gpu_blocks=self.num_gpu_blocks,
+        )
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise DocumentError("gpu_memory_utilization", str(share), "above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings(EngineOptions):
+    """A target, perhaps with a draft in the same process (placement `colocated`), and the sizes of its buffers."""
+
+    target: ModelFolder
+    speculation: Speculation | None = None
 
     @property
     def context_length(self) -> int | None:
@@ -44,6 +64,8 @@ class EngineSettings:
             "seed": self.seed,
             "use_tqdm_on_load": False,
         }
+        if self.gpu_memory_utilization is not None:
+            arguments["gpu_memory_utilization"] = self.gpu_memory_utilization
         if profile.is_cpu_installation():
             # float32: kernels for bfloat16 need AVX-512. Eager: compiling takes longer than any run on a CPU. A small
             # budget: the kernels pad their outputs to it each round, which the interpreter does 16 tokens at a time.

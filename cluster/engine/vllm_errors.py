@@ -6,6 +6,10 @@ from contextlib import contextmanager
 from cluster.errors import UserError
 
 
+class EngineStartError(UserError):
+    """The engine's own process ended before it was ready: this one doesn't know why."""
+
+
 @contextmanager
 def refused_settings() -> Iterator[None]:
     """Turn a ValueError of the block, vLLM's or pydantic's, into a UserError in one line."""

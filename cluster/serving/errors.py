@@ -15,11 +15,20 @@ class RequestError(Exception):
         self.field = field
         self.retry_after_s = retry_after_s
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # A replica's errors cross processes; the default would call __init__ with the finished sentence.
+        why = str(self).removeprefix(f"{self.field}: ")
+        return _request_error, (self.status, self.field, why, self.retry_after_s)
+
     def within(self, path: str) -> "RequestError":
         """The same about a request that is itself a field, like `requests[3]`."""
         why = str(self).removeprefix(f"{self.field}: ")
         field = f"{path}.{self.field}" if self.field else ""
         return RequestError(self.status, field, why, retry_after_s=self.retry_after_s)
+
+
+def _request_error(status: grpc.StatusCode, field: str, why: str, retry_after_s: float | None) -> RequestError:
+    return RequestError(status, field, why, retry_after_s=retry_after_s)
 
 
 def invalid(field: str, why: str) -> RequestError:

@@ -25,7 +25,7 @@ class TlsSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
+class ListenSettings:
     """Port 0 takes a free one; `metrics_port` None serves no metrics. Without TLS, loopback is the only safe host."""
 
     host: str = "127.0.0.1"
@@ -33,7 +33,6 @@ class ServerSettings:
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     tls: TlsSettings | None = None
-    token: str | None = field(default=None, repr=False)
     drain_grace_s: float = DRAIN_GRACE_S
     limits: Limits = field(default_factory=Limits)
 
@@ -44,6 +43,13 @@ class ServerSettings:
             return ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings(ListenSettings):
+    """What a server is started with. The token is a secret, and so not among what a config file says."""
+
+    token: str | None = field(default=None, repr=False)
 
 
 def tls_settings(certificate: Path | None, key: Path | None, client_ca: Path | None) -> TlsSettings | None:

@@ -1,0 +1,170 @@
+"""A Ray of this machine's own: started for a cluster that is given none, and stopped with it.
+
+It takes only those who hold its token, which, like all its files, is in one folder of the user's: Ray makes a token by
+default too, but leaves it in the home folder. `ray stop` would end every Ray process of the user; here only those of
+this one end.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+from cluster.cache import cache_dir
+from cluster.channel.process import ProcessIdentity
+from cluster.errors import UserError
+
+_HOST: Final = "127.0.0.1"
+
+_START_TIMEOUT_S: Final = 120.0
+"""It takes 6 s on an idle machine of two cores, and 30 s where others start too."""
+
+_STOP_TIMEOUT_S: Final = 45.0
+"""It takes 4 s. A Ray that still has actors waits 30 s for them."""
+
+_OBJECT_STORE_BYTES: Final = 128 << 20
+"""Of /dev/shm. What passes through Ray here are tokens; its own default is a third of the memory."""
+
+_RAY_START: Final = (
+    sys.executable,
+    "-m",
+    "ray.scripts.scripts",
+    "start",
+    "--head",
+    "--block",
+    f"--node-ip-address={_HOST}",
+    "--include-dashboard=false",
+    "--disable-usage-stats",
+    f"--object-store-memory={_OBJECT_STORE_BYTES}",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRay:
+    """One that runs."""
+
+    pid: int
+    """Of `ray start`, which leads a session of its own, and ends its processes when it ends."""
+    start_ticks: int
+    address: str
+    folder: str
+
+    @property
+    def _process(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.start_ticks)
+
+    def use_token(self) -> None:
+        """Let this process, and those it starts, in."""
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(Path(self.folder) / "token")
+        # As Ray itself does when it turns tokens on: it read the environment when it was imported.
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
+
+    def stop(self) -> None:
+        """End its processes, and remove what it has written."""
+        if self._process.exists():
+            os.kill(self.pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        while processes := self._processes():
+            if time.monotonic() > deadline_s:
+                for process in processes:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
+            time.sleep(0.05)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        _record().unlink(missing_ok=True)
+
+    def _processes(self) -> list[int]:
+        with contextlib.suppress(ProcessLookupError):
+            if ProcessIdentity.of(self.pid) != self._process:
+                return []  # the number is another's now, which it can't become before the session has ended
+        return _session(self.pid)
+
+
+def find_local_ray() -> LocalRay | None:
+    """The one that runs, if one does."""
+    try:
+        found = LocalRay(**json.loads(_record().read_text(encoding="utf-8")))
+    except (FileNotFoundError, json.JSONDecodeError, TypeError):
+        return None
+    if found._process.exists():
+        return found
+    found.stop()  # what it left behind
+    return None
+
+
+def start_local_ray() -> LocalRay:
+    """Start one, and wait until it can be joined.
+
+    Raises:
+        UserError: it ends, or doesn't come up; with what it wrote last.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="dspark-ray-", dir="/tmp"))  # short: sockets lie in it
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    port = _free_port()
+    log = folder / "ray.log"
+    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*_RAY_START, f"--port={port}", f"--temp-dir={folder}"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    identity = ProcessIdentity.of(process.pid)
+    local = LocalRay(pid=identity.pid, start_ticks=identity.start_ticks, address=f"{_HOST}:{port}", folder=str(folder))
+    record = _record()
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps(asdict(local)), encoding="utf-8")
+    deadline_s = time.monotonic() + _START_TIMEOUT_S
+    while b"--block" not in (written := log.read_bytes()):  # the title of what it says once all is there
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            local.stop()
+            why = (written.decode(errors="replace").splitlines() or ["it says nothing"])[-1].strip()
+            raise UserError("Ray on this machine", f"it did not start ({why})", "mend that, or join one by --address")
+        time.sleep(0.05)
+    return local
+
+
+def _record() -> Path:
+    return cache_dir() / "local-ray.json"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((_HOST, 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _session(leader: int) -> list[int]:
+    """The processes of a session that are still there, those that wait to be collected left out."""
+    members = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            stat = (folder / "stat").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        state, _, _, session, *_ = stat[stat.rindex(b")") + 2 :].split()
+        if int(session) == leader and state not in (b"Z", b"X"):
+            members.append(int(folder.name))
+    return members

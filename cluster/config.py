@@ -1,0 +1,247 @@
+"""What a cluster is built from: frozen dataclasses, one a component, out of one YAML file and the command line's flags.
+
+A key that isn't known, a value of another type and one that can't be are refused with the key's path, what was found
+and what is allowed. Nothing is looked up here: whether a model is there shows when it is opened.
+"""
+
+import difflib
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import yaml
+
+from cluster.channel.base import ChannelKind
+from cluster.contract.codec import from_plain
+from cluster.contract.errors import DocumentError, UnknownKey, require_positive
+from cluster.contract.policy import Policy
+from cluster.engine.settings import EngineOptions
+from cluster.errors import UserError
+from cluster.serving.settings import ListenSettings, ServerSettings, read_token
+from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S
+
+DEFAULT_NAMESPACE: Final = "dspark-cluster"
+
+Hosts = Literal["any", "same", "different"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Folders or hub names, which every host must find under the same name."""
+
+    target: str
+    draft: str | None = None
+    """None: the target decodes alone."""
+    num_speculative_tokens: int | None = None
+    """Drafted a round (K); None for what the draft was trained for."""
+
+    def __post_init__(self) -> None:
+        require_positive(num_speculative_tokens=self.num_speculative_tokens)
+        if self.num_speculative_tokens is not None and self.draft is None:
+            raise DocumentError("num_speculative_tokens", "given without a draft", "left out, or `draft` given")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """What one process of the pool gets of its host, and which hosts it may be on."""
+
+    num_cpus: float = 1.0
+    num_gpus: float | None = None
+    """A share of a GPU, or a whole one; None for a whole one, or for none with vLLM's CPU build."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Ray's label selectors: a label of the node, and a value or `in(...)`, `!value`, `!in(...)`.
+    `ray.io/accelerator-type` is the GPU's kind."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("num_cpus", self.num_cpus), ("num_gpus", self.num_gpus)):
+            if value is not None and not 0 <= value < math.inf:
+                raise DocumentError(name, str(value), "0 or more")
+        if self.num_cpus == 0 and self.num_gpus == 0:
+            raise DocumentError("num_cpus", "0 beside num_gpus: 0", "above 0: Ray places nothing that needs nothing")
+        if self.num_gpus is not None and self.num_gpus > 1:
+            raise DocumentError(
+                "num_gpus", f"{self.num_gpus:g}", "at most 1: an engine over several GPUs isn't there yet"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolsConfig:
+    """Target replicas, each with a draft worker of its own, if there is a draft."""
+
+    replicas: int = 1
+    hosts: Hosts = "any"
+    """Of a replica and its draft worker. `same` is what shared memory and CUDA IPC need; `any` prefers it."""
+    target: PoolConfig = field(default_factory=PoolConfig)
+    draft: PoolConfig = field(default_factory=PoolConfig)
+
+    def __post_init__(self) -> None:
+        require_positive(replicas=self.replicas)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelConfig:
+    """What carries the rounds between a replica and its draft worker."""
+
+    kind: Literal["auto", ChannelKind] = "auto"
+    """auto: shm on one host, gloo between two."""
+    round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
+
+    def __post_init__(self) -> None:
+        _require_seconds(round_deadline_s=self.round_deadline_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig(ListenSettings):
+    """The generation service, in one process on the machine that starts the cluster, or on a node with `labels`."""
+
+    token_file: Path | None = None
+    """Holds the bearer token that clients must send."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, port in (("port", self.port), ("metrics_port", self.metrics_port or 0)):
+            if not 0 <= port < 1 << 16:
+                raise DocumentError(name, str(port), "from 0, for any free one, to 65535")
+        _require_seconds(drain_grace_s=self.drain_grace_s)
+
+    def server_settings(self) -> ServerSettings:
+        """With the token out of its file. Raises UserError where that can't be read."""
+        token = None if self.token_file is None else read_token(self.token_file)
+        return ServerSettings(token=token, **{each.name: getattr(self, each.name) for each in fields(ListenSettings)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayConfig:
+    """Where the cluster's actors live."""
+
+    address: str | None = None
+    """Of a Ray cluster to join, `HOST:PORT`; None starts one on this machine."""
+    namespace: str = DEFAULT_NAMESPACE
+    """Actors find each other in it: two clusters in one Ray need two."""
+    placement_timeout_s: float = 60.0
+    start_timeout_s: float = 900.0
+    """For every actor to be ready: it may be reading weights of hundreds of gigabytes."""
+
+    def __post_init__(self) -> None:
+        _require_seconds(placement_timeout_s=self.placement_timeout_s, start_timeout_s=self.start_timeout_s)
+        if not self.namespace:
+            raise DocumentError("namespace", "empty", "a name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """The whole file."""
+
+    model: ModelConfig
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    contract: Policy = field(default_factory=Policy)
+    pools: PoolsConfig = field(default_factory=PoolsConfig)
+    channel: ChannelConfig = field(default_factory=ChannelConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+
+    def __post_init__(self) -> None:
+        if self.pools.hosts == "different" and self.channel.kind == "shm":
+            raise DocumentError("channel.kind", "shm with pools.hosts: different", "gloo or auto: shm ends at its host")
+        if self.pools.hosts == "different" and self.model.draft is None:
+            raise DocumentError("pools.hosts", "different without a draft", "left out, or model.draft given")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """A value that a flag puts in the place of the file's. `path` is the key's, such as `pools.replicas`."""
+
+    path: str
+    value: Any
+    flag: str
+    """As the user typed it, for messages."""
+
+
+def parse_override(text: str) -> Override:
+    """`--set KEY=VALUE`; the value is read as YAML. Raises UserError where it can't be."""
+    flag = f"--set {text}"
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise UserError(flag, "it has no KEY=VALUE", "write, for example, --set pools.replicas=2")
+    return Override(path=path.strip(), value=_parse_yaml(value, flag), flag=flag)
+
+
+def load_config(file: Path | None, overrides: Sequence[Override] = ()) -> ClusterConfig:
+    """The file's config with the overrides in place; without a file, of the overrides alone.
+
+    Raises:
+        UserError: naming the file, or the flag, the key's path, what was found and what is allowed.
+    """
+    plain = _read(file) if file is not None else {}
+    for override in overrides:
+        _put(plain, override)
+    try:
+        return from_plain(ClusterConfig, plain)
+    except DocumentError as error:
+        raise _refusal(error, _source(error.path, file, overrides)) from error
+
+
+def _read(file: Path) -> Any:
+    try:
+        plain = _parse_yaml(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"config file {file}", f"it can't be read ({error})", "check its path and encoding") from error
+    if not isinstance(plain, dict):
+        raise UserError(f"config file {file}", "it isn't a mapping of keys to values", "begin with `model:`")
+    return plain
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's own answer to a key that occurs twice is to forget the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        mapping = super().construct_mapping(node, deep=deep)
+        if len(mapping) != len(node.value):
+            raise yaml.constructor.ConstructorError(None, None, "a key occurs twice in this mapping", node.start_mark)
+        return mapping
+
+
+def _parse_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        why = " ".join(str(error).replace('in "<unicode string>", ', "").split())
+        raise UserError(source, f"it isn't YAML ({why})", "mend it there") from error
+
+
+def _put(plain: dict[str, Any], override: Override) -> None:
+    *parents, last = override.path.split(".")
+    for parent in parents:
+        nested = plain.setdefault(parent, {})
+        if not isinstance(nested, dict):
+            raise UserError(override.flag, f"{parent} is no section", "name a key by its whole path")
+        plain = nested
+    plain[last] = override.value
+
+
+def _source(path: str, file: Path | None, overrides: Sequence[Override]) -> str:
+    """Who said what is wrong at `path`."""
+    flags = [
+        each.flag for each in overrides if path == each.path or path.startswith((f"{each.path}.", f"{each.path}["))
+    ]
+    if flags:
+        return flags[-1]
+    return str(file) if file is not None else "the config"
+
+
+def _refusal(error: DocumentError, source: str) -> UserError:
+    if isinstance(error, UnknownKey):
+        near = difflib.get_close_matches(error.path.rpartition(".")[2], error.known, n=1)
+        remedy = f"did you mean {near[0]}? There are" if near else "there are"
+        return UserError(f"{source}: {error.path}", "there is no such key", f"{remedy} {', '.join(error.known)}")
+    if error.found == "missing":
+        return UserError(f"{source}: {error.path}", "it is missing", "give it")
+    return UserError(f"{source}: {error.path} is {error.found}", f"it must be {error.expected}", "change it")
+
+
+def _require_seconds(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise DocumentError(name, str(value), "a positive number of seconds")

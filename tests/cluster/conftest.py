@@ -1,0 +1,28 @@
+"""One Ray cluster of two nodes on this machine, for all tests of this folder."""
+
+from collections.abc import Iterator
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+NAMESPACE = "tests"
+
+
+@pytest.fixture(scope="session")
+def two_nodes() -> Iterator[Cluster]:
+    """A node of the target's pool with 2 CPUs and one of the draft's with 1, and this process joined to them."""
+    with pytest.MonkeyPatch.context() as environment:
+        # Ray would make a token in the home folder; these nodes live for minutes, on this machine.
+        environment.setenv("RAY_AUTH_MODE", "disabled")
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 2, "labels": {"pool": "target"}, "include_dashboard": False},
+        )
+        try:
+            cluster.add_node(num_cpus=1, labels={"pool": "draft"})
+            ray.init(cluster.address, namespace=NAMESPACE, log_to_driver=False)
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
