@@ -68,8 +68,7 @@ class InProcessEngine:
         profile.activate()
         # Without it vLLM starts a process of its own for the engine's core, whose imports cost another 10 s.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        from vllm import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
+        from vllm import EngineArgs, LLMEngine
 
         self._ids = itertools.count()
         arguments = settings.to_engine_args() | dict(more_engine_args or {})

@@ -103,11 +103,12 @@ def start_executor(engine_args: dict[str, Any]) -> Any:
 
 def allocate(executor: Any, member: Member) -> KVContract:
     """Negotiate through `member`, and allocate the draft's KV pool of the contract: as vLLM's engine core does it."""
-    config, worker = executor.vllm_config, executor.driver_worker.worker
-    worker.take_part(member)
+    config = executor.vllm_config
+    draft_worker: DraftWorker = executor.driver_worker.worker
+    draft_worker.take_part(member)
     register_all_kvcache_specs(config)
     specs = executor.get_kv_cache_specs()
-    contract: KVContract = worker.contract
+    contract = draft_worker.contract
     layout = resolve_kv_cache_layout(
         config, executor.get_supported_kv_cache_layouts(), [spec for side in specs for spec in side.values()]
     )
