@@ -84,20 +84,17 @@ def place(
                 raise _no_room(pools, bundles, timeout_s)
             places.append(_places(group, bundles))
     except BaseException:
-        release(pools.replicas)
+        release()
         raise
     return places
 
 
-def release(replicas: int) -> None:
-    """Give the places of a cluster with so many replicas back, in this Ray namespace; those that there are."""
-    groups = []
-    for index in range(replicas):
-        try:
-            groups.append(get_placement_group(_name(index)))
-        except ValueError:
-            continue  # Ray's answer to a name that nobody has
-        remove_placement_group(groups[-1])
+def release() -> None:
+    """Give back the places of this Ray namespace, of whatever replicas there are."""
+    groups: list[PlacementGroup] = []
+    while (group := _find(_name(len(groups)))) is not None:
+        groups.append(group)
+        remove_placement_group(group)
     deadline_s = time.monotonic() + _REMOVAL_TIMEOUT_S
     while any(placement_group_table(group)["state"] != "REMOVED" for group in groups):
         if time.monotonic() > deadline_s:
@@ -124,6 +121,13 @@ def nodes() -> list[NodeView]:
 
 def _name(index: int) -> str:
     return f"replica-{index}"
+
+
+def _find(name: str) -> PlacementGroup | None:
+    try:
+        return get_placement_group(name)
+    except ValueError:  # Ray's answer to a name that nobody has
+        return None
 
 
 def _bundles(pools: PoolsConfig, index: int, with_draft: bool) -> list[Bundle]:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import yaml
 
@@ -21,6 +21,8 @@ from cluster.engine.settings import EngineOptions
 from cluster.errors import UserError
 from cluster.serving.settings import ListenSettings, ServerSettings, read_token
 from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S
+
+DEFAULT_NAMESPACE: Final = "dspark-cluster"
 
 Hosts = Literal["any", "same", "different"]
 
@@ -116,7 +118,7 @@ class RayConfig:
 
     address: str | None = None
     """Of a Ray cluster to join, `HOST:PORT`; None starts one on this machine."""
-    namespace: str = "dspark-cluster"
+    namespace: str = DEFAULT_NAMESPACE
     """Actors find each other in it: two clusters in one Ray need two."""
     placement_timeout_s: float = 60.0
     start_timeout_s: float = 900.0

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,15 +13,18 @@ from dspark.v1.control_pb2_grpc import ControlServiceServicer, add_ControlServic
 
 from cluster.control.options import SERVER_OPTIONS
 from cluster.control.settings import CoordinatorSettings
-from cluster.control.state import Coordinator, Output
+from cluster.control.state import NEW, Coordinator, Output, Record
 from cluster.errors import UserError
 
 
 class ControlService(ControlServiceServicer):
     """Runs in one event loop, so that the state machine sees one event after the other."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
+    def __init__(self, coordinator: Coordinator, keep: Callable[[Record], None]) -> None:
+        """`keep` is given the coordinator's record whenever that has changed, before anyone is told why."""
+        self.coordinator = coordinator
+        self._keep = keep
+        self._kept = coordinator.record
         self._streams = itertools.count()
         self._outboxes: dict[int, asyncio.Queue[JoinResponse | None]] = {}
         """By stream; None ends it."""
@@ -38,12 +41,12 @@ class ControlService(ControlServiceServicer):
         finally:  # also when the member's connection has ended
             reader.cancel()
             del self._outboxes[stream]
-            self._deliver(self._coordinator.broken(stream))
+            self._deliver(self.coordinator.broken(stream))
 
     async def _read(self, stream: int, requests: AsyncIterator[JoinRequest]) -> None:
         try:
             async for request in requests:
-                self._deliver(self._coordinator.receive(stream, request, time.monotonic()))
+                self._deliver(self.coordinator.receive(stream, request, time.monotonic()))
         finally:
             self._outboxes[stream].put_nowait(None)
 
@@ -55,9 +58,12 @@ class ControlService(ControlServiceServicer):
             now = time.monotonic()
             # Whoever was held up itself has heard nobody, and judges nobody by that.
             if now - begun < 2 * interval_s:
-                self._deliver(self._coordinator.expire(now))
+                self._deliver(self.coordinator.expire(now))
 
     def _deliver(self, outputs: Iterable[Output]) -> None:
+        if self.coordinator.record != self._kept:
+            self._kept = self.coordinator.record
+            self._keep(self._kept)
         for output in outputs:
             outbox = self._outboxes.get(output.stream)
             if outbox is not None:
@@ -67,13 +73,18 @@ class ControlService(ControlServiceServicer):
 
 
 @asynccontextmanager
-async def serving(settings: CoordinatorSettings) -> AsyncIterator[None]:
-    """Serve a new coordinator while the block runs.
+async def serving(
+    settings: CoordinatorSettings,
+    *,
+    record: Record = NEW,
+    keep: Callable[[Record], None] = lambda _: None,
+) -> AsyncIterator[Coordinator]:
+    """Serve a coordinator while the block runs: one that goes on from `record`, or a new one.
 
     Raises:
         UserError: nobody can listen at the address.
     """
-    service = ControlService(Coordinator(settings))
+    service = ControlService(Coordinator(settings, record), keep)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     add_ControlServiceServicer_to_server(service, server)
     try:
@@ -85,7 +96,7 @@ async def serving(settings: CoordinatorSettings) -> AsyncIterator[None]:
     await server.start()
     watching = asyncio.create_task(service.watch_heartbeats(settings.heartbeat_interval_ms / 1e3))
     try:
-        yield
+        yield service.coordinator
     finally:
         watching.cancel()
         await server.stop(grace=None)

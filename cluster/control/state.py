@@ -68,6 +68,32 @@ _SHUT_OUT: "Final[dict[LossReason.ValueType, tuple[str, str]]]" = {
 """Why a member's stream is ended from here, and what to do about it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What a coordinator that is started again goes on from."""
+
+    epoch: int = 0
+    """Of the last pairing."""
+    contract: str = ""
+    """The last one issued, as JSON; empty before there is one."""
+
+
+NEW: Final = Record()
+"""Of a coordinator that begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberView:
+    """A member, for people. `epoch` is 0 while it waits for its peer."""
+
+    role: Role
+    name: str
+    incarnation: int
+    epoch: int
+    activity: str
+    """waiting, loading, negotiating, allocating, ready, or alone when its peer is lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """What the member on `stream` is told. With `is_last`, its stream ends then."""
@@ -108,11 +134,29 @@ class Coordinator:
     incarnation and comes into another pairing, of the next epoch.
     """
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
+    def __init__(self, settings: CoordinatorSettings, record: Record = NEW) -> None:
         self._settings = settings
         self._members: dict[int, _Member] = {}
-        self._epoch = 0
+        self._epoch = record.epoch
+        self._contract = record.contract
         self._outputs: list[Output] = []
+
+    @property
+    def record(self) -> Record:
+        return Record(epoch=self._epoch, contract=self._contract)
+
+    @property
+    def members(self) -> list[MemberView]:
+        return [
+            MemberView(
+                role=member.role,
+                name=member.hello.name,
+                incarnation=member.hello.incarnation,
+                epoch=member.pair.epoch if member.pair is not None else 0,
+                activity=_activity(member),
+            )
+            for member in self._members.values()
+        ]
 
     def receive(self, stream: int, request: JoinRequest, now_s: float) -> list[Output]:
         """A message came. `now_s`: seconds of any clock that only goes forward."""
@@ -217,8 +261,8 @@ class Coordinator:
             pair.facts[member.role] = facts
             if self._all_reported(member, pair):
                 contract = negotiate(pair.facts["target"], pair.facts["draft"], self._settings.policy)
-                pair.digest = contract.digest
-                issued = Contract(epoch=pair.epoch, json=contract.to_json())
+                pair.digest, self._contract = contract.digest, contract.to_json()
+                issued = Contract(epoch=pair.epoch, json=self._contract)
                 self._advance(pair, Phase.CHECKING, JoinResponse(contract=issued))
         except UserError as error:
             self._refuse(pair, to_refusal(error, member.role))
@@ -288,3 +332,12 @@ class Coordinator:
     def _take_outputs(self) -> list[Output]:
         outputs, self._outputs = self._outputs, []
         return outputs
+
+
+def _activity(member: _Member) -> str:
+    pair = member.pair
+    if pair is None:
+        return "waiting"
+    if pair.phase is Phase.NEGOTIATING and member.role not in pair.reported:
+        return "loading"
+    return {Phase.ALLOCATING: "allocating", Phase.SERVING: "ready", Phase.OVER: "alone"}.get(pair.phase, "negotiating")

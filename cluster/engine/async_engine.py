@@ -19,9 +19,8 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from cluster.engine import round_figures
 from cluster.engine.async_outputs import DeltaReader
 from cluster.engine.parent import children_die_with_this_process
-from cluster.engine.refusal import settings_refused
+from cluster.engine.refusal import EngineStartError, settings_refused
 from cluster.engine.settings import EngineSettings
-from cluster.errors import UserError
 from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.errors import RequestError, invalid
 from cluster.serving.model import ServedDraft, ServedModel
@@ -53,7 +52,9 @@ class AsyncEngine:
                     AsyncEngineArgs(**arguments), stat_loggers=[lambda *_: self._usage]
                 )
         except RuntimeError as error:
-            raise UserError("the engine did not start", str(error), "its log says why: --debug shows it") from error
+            raise EngineStartError(
+                "the engine did not start", str(error), "its log says why: --debug shows it"
+            ) from error
         self._model = _served_model(settings, self._engine)
         self._closed = False
 

@@ -6,6 +6,10 @@ from contextlib import contextmanager
 from cluster.errors import UserError
 
 
+class EngineStartError(UserError):
+    """The engine's own process ended before it was ready: this one doesn't know why."""
+
+
 @contextmanager
 def settings_refused() -> Iterator[None]:
     """Make vLLM's ValueError a UserError, in one line."""

@@ -10,11 +10,12 @@ from typing import Any, Final
 from cluster.channel.base import ChannelKind
 from cluster.contract.codec import to_plain
 from cluster.contract.errors import ContractViolation
-from cluster.contract.policy import AUTO, INHERIT, Policy
+from cluster.contract.policy import Policy
 from cluster.control.child_process import ChildProcess
 from cluster.control.refusals import to_error, to_refusal
 from cluster.control.settings import CoordinatorSettings, MemberSettings
 from cluster.engine.in_process import InProcessEngine
+from cluster.engine.pair import draft_engine_args, target_engine_args
 from cluster.engine.settings import EngineSettings
 from cluster.errors import UserError
 from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S, RemoteDraftSettings
@@ -23,7 +24,6 @@ DEFAULT_POLICY: Final = Policy()
 
 COORDINATOR_MODULE: Final = "cluster.control.coordinator_process"
 DRAFT_MODULE: Final = "cluster.speculation.draft_process"
-TARGET_WORKER: Final = "cluster.engine.target_worker.TargetWorker"
 
 DRAFT_STOP_TIMEOUT_S: Final = 15.0
 """For a process whose target has gone. It has nothing to save, but takes 3 s to unload vLLM, longer on a busy host."""
@@ -57,7 +57,7 @@ class SeparateEngine(InProcessEngine):
         self._coordinator = ChildProcess("coordinator", COORDINATOR_MODULE, to_plain(coordinator))
         draft = {
             "member": asdict(MemberSettings(address=address, role="draft", name="draft")),
-            "engine_args": _draft_engine_args(settings, policy),
+            "engine_args": draft_engine_args(settings, policy),
         }
         self._draft = ChildProcess("draft", draft_module, draft)
         remote = RemoteDraftSettings(
@@ -65,12 +65,11 @@ class SeparateEngine(InProcessEngine):
             channel=channel,
             round_deadline_s=round_deadline_s,
         )
-        more = {"worker_cls": TARGET_WORKER, "additional_config": remote.to_additional_config()}
         try:
             # From here on the coordinator knows of both, and tells either of the other's end.
             self._coordinator.await_start()
             self._draft.await_start()
-            super().__init__(settings, more_engine_args=more)
+            super().__init__(settings, more_engine_args=target_engine_args(remote))
         except ContractViolation as violation:
             self._abandon()
             raise to_error(to_refusal(violation, "target")) from violation
@@ -107,11 +106,3 @@ class SeparateEngine(InProcessEngine):
         self._draft.popen.terminate()
         self._draft.stop(DRAFT_STOP_TIMEOUT_S)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _draft_engine_args(settings: EngineSettings, policy: Policy) -> dict[str, Any]:
-    """The target's, with what the policy names for the draft: it is built before there is a contract."""
-    arguments = settings.to_engine_args()
-    named = {"attention_backend": policy.attention_backend, "kv_cache_dtype": policy.kv_cache_dtype}
-    words = {field: word for field, word in named.items() if word not in (INHERIT, AUTO)}
-    return arguments | {"speculative_config": arguments["speculative_config"] | words}

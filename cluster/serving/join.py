@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cluster.serving.types import ChoiceDelta, PositionLogprobs, Response, RoundFigures
-from cluster.speculation.figures import AcceptanceFigures
 
 
 def join_responses(responses: Iterable[Response]) -> Response:
@@ -55,13 +54,7 @@ class _Joined:
 def _sum(first: RoundFigures | None, second: RoundFigures) -> RoundFigures:
     if first is None:
         return second
-    one, two = first.acceptance, second.acceptance
-    by_position = zip(one.accepted_by_position, two.accepted_by_position, strict=True)
     return RoundFigures(
-        acceptance=AcceptanceFigures(
-            rounds=one.rounds + two.rounds,
-            drafted=one.drafted + two.drafted,
-            accepted_by_position=tuple(a + b for a, b in by_position),
-        ),
+        acceptance=first.acceptance + second.acceptance,
         rounds_without_draft=first.rounds_without_draft + second.rounds_without_draft,
     )

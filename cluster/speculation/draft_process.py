@@ -27,6 +27,7 @@ from cluster.speculation.messages import (
     ProposeRequest,
 )
 from cluster.speculation.pairing import open_rounds
+from cluster.speculation.settings import LOOPBACK
 
 if TYPE_CHECKING:
     from cluster.speculation.hosted import HostedSpeculator
@@ -39,11 +40,13 @@ class DraftSettings:
     member: MemberSettings
     engine_args: dict[str, Any]
     """For vLLM's EngineArgs: those of the target."""
+    host: str = LOOPBACK
+    """This host's address, as the target's reaches it."""
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
         """What `dataclasses.asdict` made."""
-        return cls(member=MemberSettings(**plain["member"]), engine_args=plain["engine_args"])
+        return cls(**plain | {"member": MemberSettings(**plain["member"])})
 
 
 def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
@@ -64,7 +67,7 @@ def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
         hosted = HostedSpeculator(settings.engine_args, sizes)
         say("negotiates")
         contract = hosted.allocate(member)
-        channel, codec = open_rounds(member, contract, hosted.table_widths)
+        channel, codec = open_rounds(member, contract, hosted.table_widths, host=settings.host)
         with channel:
             say(f"serves rounds of epoch {member.epoch} under contract {contract.digest[:16]}")
             say(f"stops: {serve(hosted, channel, codec, epoch=member.epoch)}")

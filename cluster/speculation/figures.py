@@ -12,6 +12,15 @@ class AcceptanceFigures:
     drafted: int
     accepted_by_position: tuple[int, ...]
 
+    def __add__(self, other: "AcceptanceFigures") -> "AcceptanceFigures":
+        """Of both together, which have the same K."""
+        positions = zip(self.accepted_by_position, other.accepted_by_position, strict=True)
+        return AcceptanceFigures(
+            rounds=self.rounds + other.rounds,
+            drafted=self.drafted + other.drafted,
+            accepted_by_position=tuple(map(sum, positions)),
+        )
+
     @property
     def accepted(self) -> int:
         return sum(self.accepted_by_position)

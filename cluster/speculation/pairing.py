@@ -32,7 +32,10 @@ def offer_rounds(
     """
     sizes = round_sizes(contract, options)
     offer = offer_channel(
-        settings.channel, max_send_bytes=max_request_bytes(sizes), max_receive_bytes=max_reply_bytes(sizes)
+        settings.channel,
+        max_send_bytes=max_request_bytes(sizes),
+        max_receive_bytes=max_reply_bytes(sizes),
+        host=settings.host,
     )
     try:
         member.offer_channel(control_pb2.ChannelAddress(**to_plain(offer.address)), options)
@@ -45,8 +48,11 @@ def offer_rounds(
     return DraftClient(channel, codec, epoch=member.epoch, deadline_s=settings.round_deadline_s)
 
 
-def open_rounds(member: Member, contract: KVContract, table_widths: Sequence[int]) -> tuple[Channel, MessageCodec]:
-    """The draft's side. `table_widths` are those of its own block tables, one for each table that travels.
+def open_rounds(
+    member: Member, contract: KVContract, table_widths: Sequence[int], *, host: str
+) -> tuple[Channel, MessageCodec]:
+    """The draft's side. `table_widths` are those of its own block tables, one for each table that travels; `host` is
+    this host's address, as the target's reaches it.
 
     Raises:
         ContractError, ControlError: the target offers no channel, or none that fits.
@@ -66,7 +72,7 @@ def open_rounds(member: Member, contract: KVContract, table_widths: Sequence[int
     address = from_plain(ChannelAddress, {name: getattr(offer.address, name) for name in names})
     member.accept_channel()
     try:
-        return open_channel(address, time.monotonic() + OPEN_TIMEOUT_S), codec
+        return open_channel(address, time.monotonic() + OPEN_TIMEOUT_S, host=host), codec
     except ChannelError as error:
         raise _not_open(address, error) from error
 

@@ -9,6 +9,8 @@ from cluster.control.settings import MemberSettings
 REMOTE_DRAFT: Final = "remote_draft"
 """Key of vLLM's `additional_config`: an engine that has it asks a RemoteSpeculator for its drafts."""
 
+LOOPBACK: Final = "127.0.0.1"
+
 DEFAULT_ROUND_DEADLINE_S: Final = 30.0
 """A draft's first rounds compile its kernels, and a CPU's interpreter takes seconds for a long prompt."""
 
@@ -19,6 +21,8 @@ class RemoteDraftSettings:
 
     member: MemberSettings
     channel: ChannelKind = "shm"
+    host: str = LOOPBACK
+    """This host's address, as the draft's reaches it."""
     round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
 
     def to_additional_config(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ DRAFT = PoolConfig(labels={"pool": "draft"})
 @pytest.fixture(autouse=True)
 def released() -> Iterator[None]:
     yield
-    release(2)
+    release()
     deadline_s = time.monotonic() + DEADLINE_S  # nodes report what they have a few times a second
     while sum(node.free.get("CPU", 0) for node in nodes()) < 3:
         assert time.monotonic() < deadline_s, "places are held after their release"

@@ -1,0 +1,33 @@
+"""Answers of actors, and what went wrong where there is none."""
+
+from typing import Any, Final
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from cluster.contract.errors import ContractViolation
+from cluster.errors import UserError
+
+CALL_TIMEOUT_S: Final = 60.0
+"""For an actor's process to start and to answer, without loading a model; 3 s on an idle machine."""
+
+
+def answer_of(name: str, answer: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    """What the actor `name` answers.
+
+    Raises:
+        UserError: what it raised, or that it has ended, or is silent.
+    """
+    try:
+        return ray.get(answer, timeout=timeout_s)
+    except RayTaskError as error:
+        if isinstance(error.cause, UserError | ContractViolation):
+            raise error.cause from error
+        raise
+    except RayActorError as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"{name}'s process has ended", why, "look at its log, in Ray's session folder") from error
+    except GetTimeoutError as error:
+        raise UserError(
+            f"{name} hasn't answered in {timeout_s:g} s", "it is held up", "look at its log, in Ray's session folder"
+        ) from error

@@ -1,0 +1,50 @@
+"""`dspark-cluster up`: start a cluster, and say what becomes of it."""
+
+import time
+from collections.abc import Callable
+
+from rich.markup import escape
+
+from actors.coordinator import PairView
+from actors.session import session
+from actors.up import up as start
+from cluster.commands.terminal import messages
+from cluster.config import ClusterConfig
+from cluster.contract.contract import KVContract
+
+
+def up(config: ClusterConfig) -> None:
+    """Start it; its address is the one line on standard output.
+
+    Raises:
+        UserError, ContractViolation: it doesn't start; nothing of it is left then.
+    """
+    say = _clock()
+    with session(config.ray.address, config.ray.namespace, start=True, say=say):
+        started = start(config, say)
+    for index, pair in enumerate(started.pairs):
+        messages.print(escape(describe_pair(index, pair)), soft_wrap=True)
+    say("ready; stop it with `dspark-cluster down`")
+    print(started.address)
+
+
+def describe_pair(index: int, pair: PairView) -> str:
+    """Its contract, in one line."""
+    if not pair.contract:
+        return f"pair {index}: no contract yet"
+    contract = KVContract.from_json(pair.contract)
+    groups = ", ".join(f"{group.role} {group.attention_backend} {group.dtype}" for group in contract.groups)
+    return (
+        f"pair {index}: epoch {pair.epoch}, contract {contract.digest[:16]}: {contract.wire.method}, "
+        f"K = {contract.wire.num_speculative_tokens}, {contract.num_blocks:,} blocks; {groups}; "
+        f"{len(contract.deviations)} deviations"
+    )
+
+
+def _clock() -> Callable[[str], None]:
+    begun = time.monotonic()
+
+    def say(what: str) -> None:
+        messages.print(f"{time.monotonic() - begun:5.0f} s  {escape(what)}", soft_wrap=True)
+
+    return say

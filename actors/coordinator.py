@@ -1,0 +1,113 @@
+"""The coordinators of all pairs, in one actor: each pair has one of its own."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Final
+
+import ray
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+
+from cluster.contract.contract import KVContract
+from cluster.contract.policy import Policy
+from cluster.control.service import serving
+from cluster.control.settings import CoordinatorSettings
+from cluster.control.state import NEW, MemberView, Record
+from cluster.control.state import Coordinator as StateMachine
+
+_KEPT_AS: Final = b"coordinator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairView:
+    """One pair as its coordinator sees it. `epoch` is that of the last pairing, 0 before the first."""
+
+    epoch: int
+    digest: str
+    """Of the contract; empty before there is one."""
+    contract: str
+    """As JSON."""
+    members: tuple[MemberView, ...]
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=2)
+class Coordinator:
+    """Serves from its constructor on, and restarts as often as it dies. What a restart must not forget, epochs,
+    contracts and ports, is in Ray's own key-value store, which outlives it.
+
+    A pair goes on without it. A process that joins later needs it at the address that it had.
+    """
+
+    def __init__(self, policy: Policy, pairs: int, host: str) -> None:
+        self._policy = policy
+        self._host = host
+        self._kept = _read() or [{"port": _free_port(host), **asdict(NEW)} for _ in range(pairs)]
+        self._machines: list[StateMachine] = []
+        self._serving = AsyncExitStack()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="dspark-coordinator", daemon=True).start()
+        self._run(self._serve())
+
+    def addresses(self) -> list[str]:
+        """Each pair's, for its members."""
+        return list(map(self._address, range(len(self._kept))))
+
+    def pairs(self) -> list[PairView]:
+        """What each pair is doing."""
+        return [
+            PairView(
+                epoch=machine.record.epoch,
+                digest=KVContract.from_json(machine.record.contract).digest if machine.record.contract else "",
+                contract=machine.record.contract,
+                members=tuple(machine.members),
+            )
+            for machine in self._machines
+        ]
+
+    def stop(self) -> None:
+        """Serve no longer, and forget."""
+        self._run(self._serving.aclose())
+        _internal_kv_del(_KEPT_AS, namespace=_namespace())
+
+    async def _serve(self) -> None:
+        for pair in range(len(self._kept)):
+            settings = CoordinatorSettings(address=self._address(pair), policy=self._policy)
+            record = Record(epoch=self._kept[pair]["epoch"], contract=self._kept[pair]["contract"])
+            service = serving(settings, record=record, keep=partial(self._keep, pair))
+            self._machines.append(await self._serving.enter_async_context(service))
+        _write(self._kept)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _address(self, pair: int) -> str:
+        return f"{self._host}:{self._kept[pair]['port']}"
+
+    def _keep(self, pair: int, record: Record) -> None:
+        self._kept[pair] |= asdict(record)
+        _write(self._kept)
+
+
+def _read() -> list[dict[str, Any]] | None:
+    kept = _internal_kv_get(_KEPT_AS, namespace=_namespace())
+    return None if kept is None else json.loads(kept)
+
+
+def _write(kept: list[dict[str, Any]]) -> None:
+    _internal_kv_put(_KEPT_AS, json.dumps(kept).encode(), overwrite=True, namespace=_namespace())
+
+
+def _namespace() -> bytes:
+    return f"dspark-cluster/{ray.get_runtime_context().namespace}".encode()
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        port: int = listener.getsockname()[1]
+        return port

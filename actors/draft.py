@@ -1,0 +1,65 @@
+"""The draft worker: vLLM's own speculator, hosted for one target replica."""
+
+import asyncio
+import threading
+from dataclasses import dataclass
+
+import ray
+
+from actors.names import HEALTH
+from cluster.config import ClusterConfig
+from cluster.control.settings import MemberSettings
+from cluster.engine.cpu import profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftHealth:
+    """Whether its coordinator knows of it; what it does then, the coordinator says."""
+
+    host: str
+    joined: bool
+
+
+@ray.remote(concurrency_groups={HEALTH: 1})
+class DraftWorker:
+    """Runs in a thread of its own, so that the actor answers while it loads and serves."""
+
+    def __init__(self, config: ClusterConfig, member: MemberSettings, host: str) -> None:
+        """`host` is this host's address, as the target's reaches it."""
+        profile.activate()  # before anything imports torch
+        self._config = config
+        self._member = member
+        self._host = host
+        self._joined = threading.Event()
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin, and don't wait for it."""
+        self._running = asyncio.create_task(self._run())
+
+    async def ended(self) -> None:
+        """Wait until it doesn't serve any more: its target has ended, or it could not start.
+
+        Raises:
+            UserError, ContractViolation: the pair can't start, and why; the target was told.
+        """
+        assert self._running is not None, "start comes first"
+        await asyncio.shield(self._running)
+
+    @ray.method(concurrency_group=HEALTH)
+    async def health(self) -> DraftHealth:
+        return DraftHealth(host=ray.util.get_node_ip_address(), joined=self._joined.is_set())
+
+    async def _run(self) -> None:
+        """Join, pair, load and serve."""
+        # Here, not above: they import torch.
+        from cluster.engine.build import engine_settings
+        from cluster.engine.pair import draft_engine_args
+        from cluster.speculation.draft_process import DraftSettings, run
+
+        settings = DraftSettings(
+            member=self._member,
+            engine_args=draft_engine_args(engine_settings(self._config), self._config.contract),
+            host=self._host,
+        )
+        await asyncio.to_thread(run, settings, self._joined.set)

@@ -1,0 +1,73 @@
+"""The gateway: the generation service over gRPC, in front of all replicas."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from actors.names import GATEWAY, HEALTH
+from actors.remote_engine import RemoteEngine
+from cluster.serving import logs
+from cluster.serving.model import ServedModel
+from cluster.serving.router import Router
+from cluster.serving.server import GenerationServer
+from cluster.serving.settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayHealth:
+    """`address` is HOST:PORT; choices that run are in a replica, those that wait are here."""
+
+    host: str
+    address: str
+    running: int
+    queued: int
+    draining: bool
+    serving: bool
+
+
+@ray.remote(num_cpus=0, concurrency_groups={HEALTH: 1})
+class Gateway:
+    """Listens from `start` to `stop`."""
+
+    def __init__(self, settings: ServerSettings, replicas: dict[str, tuple[Any, ServedModel]]) -> None:
+        """`replicas`: by name, the handle of a TargetReplica that has started and what it serves."""
+        logs.to_stderr(GATEWAY)
+        self._settings = settings
+        self._replicas = replicas
+        self._router: Router | None = None
+        self._server: GenerationServer | None = None
+
+    async def start(self) -> str:
+        """The address that clients connect to.
+
+        Raises:
+            UserError: it can't be listened on, or a file of TLS can't be used.
+        """
+        engines = {name: RemoteEngine(handle, model) for name, (handle, model) in self._replicas.items()}
+        self._router = Router(engines)
+        self._server = GenerationServer(self._router, self._settings, replica=GATEWAY)
+        await self._server.start()
+        return self._server.address
+
+    @ray.method(concurrency_group=HEALTH)
+    async def health(self) -> GatewayHealth | None:
+        """None before it has started."""
+        server, router = self._server, self._router
+        if server is None or router is None:
+            return None
+        requests = server.service.requests
+        return GatewayHealth(
+            host=ray.util.get_node_ip_address(),
+            address=server.address,
+            running=requests.admission.running,
+            queued=requests.admission.queued,
+            draining=requests.draining,
+            serving=not router.dead,
+        )
+
+    async def stop(self) -> None:
+        """Take no more requests; those that run have the grace period."""
+        if self._server is not None and self._router is not None:
+            await self._server.stop()
+            await self._router.close()

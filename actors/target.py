@@ -1,0 +1,117 @@
+"""The target replica: vLLM's AsyncLLM, whose speculator asks the draft worker."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import ray
+
+from actors.names import HEALTH
+from cluster.config import ClusterConfig
+from cluster.engine.cpu import profile
+from cluster.serving.engine import EngineDelta
+from cluster.serving.model import ServedModel
+from cluster.serving.types import Request
+from cluster.speculation.figures import AcceptanceFigures
+from cluster.speculation.settings import RemoteDraftSettings
+
+if TYPE_CHECKING:
+    from cluster.engine.async_engine import AsyncEngine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaHealth:
+    """`requests` have ended so far; `acceptance` is of all of them, None without a draft."""
+
+    host: str
+    ready: bool
+    dead: bool
+    kv_cache_usage: float
+    running: int
+    requests: int
+    acceptance: AcceptanceFigures | None
+
+
+@ray.remote(concurrency_groups={HEALTH: 1})
+class TargetReplica:
+    """Its engine's own process ends with the actor's."""
+
+    def __init__(self, config: ClusterConfig, draft: RemoteDraftSettings | None) -> None:
+        profile.activate()  # before anything imports torch
+        self._config = config
+        self._draft = draft
+        self._engine: AsyncEngine | None = None
+        self._running = 0
+        self._requests = 0
+        self._acceptance: AcceptanceFigures | None = None
+
+    async def start(self) -> ServedModel:
+        """Load, and pair with the draft worker; the answer says that requests can come.
+
+        Raises:
+            UserError: the engine or the pair can't start.
+        """
+        self._engine = await asyncio.to_thread(self._build)
+        return self._engine.model
+
+    async def prepare(self, request: Request) -> tuple[int, ...]:
+        """As `GenerationEngine.prepare`."""
+        return await self._started.prepare(request)
+
+    async def generate(
+        self, request_id: str, request: Request, prompt_token_ids: tuple[int, ...], max_tokens: int
+    ) -> AsyncGenerator[EngineDelta, None]:
+        """As `GenerationEngine.generate`. Cancelling the task ends the request."""
+        self._running += 1
+        try:
+            async with aclosing(self._started.generate(request_id, request, prompt_token_ids, max_tokens)) as deltas:
+                async for delta in deltas:
+                    self._count(delta)
+                    yield delta
+        finally:
+            self._running -= 1
+            self._requests += 1
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """As `GenerationEngine.abort`."""
+        await self._started.abort(request_ids)
+
+    @ray.method(concurrency_group=HEALTH)
+    async def health(self) -> ReplicaHealth:
+        engine = self._engine
+        return ReplicaHealth(
+            host=ray.util.get_node_ip_address(),
+            ready=engine is not None,
+            dead=engine is not None and engine.dead,
+            kv_cache_usage=0.0 if engine is None else engine.kv_cache_usage,
+            running=self._running,
+            requests=self._requests,
+            acceptance=self._acceptance,
+        )
+
+    async def stop(self) -> None:
+        """End the engine's process, and with it the pair."""
+        if self._engine is not None:
+            await self._engine.close()
+
+    @property
+    def _started(self) -> "AsyncEngine":
+        assert self._engine is not None, "the gateway has it from `start`"
+        return self._engine
+
+    def _build(self) -> "AsyncEngine":
+        # Here, not above: they import vLLM.
+        from cluster.engine.async_engine import AsyncEngine
+        from cluster.engine.build import engine_settings
+        from cluster.engine.pair import target_engine_args
+
+        more = {} if self._draft is None else target_engine_args(self._draft)
+        return AsyncEngine(engine_settings(self._config), more_engine_args=more)
+
+    def _count(self, delta: EngineDelta) -> None:
+        for choice in delta.choices:
+            if choice.speculation is not None:
+                gained = choice.speculation.acceptance
+                self._acceptance = gained if self._acceptance is None else self._acceptance + gained
