@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 from actors.answers import answer_of
 from cluster.contract.errors import ContractError, ContractViolation
 from cluster.control.refusals import ControlError
-from cluster.engine.refusal import EngineStartError
+from cluster.engine.vllm_errors import EngineStartError
 from cluster.errors import UserError
 
 _POLL_S: Final = 0.3

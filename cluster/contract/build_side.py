@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import safe_open
 from vllm import EngineArgs
 from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
@@ -31,6 +30,7 @@ from cluster.contract.vllm_names import (
     set_default_torch_dtype,
     stand_in_for_cuda,
 )
+from cluster.engine.vllm_errors import refused_settings
 from cluster.errors import UserError
 
 _LOAD_FORMAT = "dspark_constructors_only"
@@ -71,12 +71,8 @@ def build_side(role: Role, model: str, engine_args: Mapping[str, Any], *, scratc
 
 
 def _engine_config(engine_args: Mapping[str, Any]) -> VllmConfig:
-    try:
+    with refused_settings():
         config = EngineArgs(**engine_args, load_format=_LOAD_FORMAT).create_engine_config()
-    except ValueError as error:
-        refusals = [part["msg"] for part in error.errors()] if isinstance(error, ValidationError) else [str(error)]
-        why = " ".join(" ".join(refusals).split())
-        raise UserError("the engine refuses these settings", why, "change them; --debug shows where") from error
     if config.speculative_config is None:
         raise UserError("no draft", "a contract is between a target and its draft", "name a draft model")
     return config

@@ -14,16 +14,23 @@ from cluster.errors import UserError
 
 
 async def run(start: Start) -> None:
-    async with serving(from_plain(CoordinatorSettings, start.settings)):
+    settings = from_plain(CoordinatorSettings, start.settings)
+    async with serving(settings):
         start.acknowledge()
+        _say(f"waits for a target and a draft at {settings.address}")
         await asyncio.to_thread(sys.stdin.buffer.read)
+    _say("stops")
+
+
+def _say(what: str) -> None:
+    print(f"coordinator {what}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
     try:
         asyncio.run(run(read_start()))
     except UserError as error:
-        print(f"coordinator stops: {error}", file=sys.stderr, flush=True)
+        _say(f"stops: {error}")
         return 2
     return 0
 

@@ -1,10 +1,14 @@
 """How a coordinator and its members are set up: plain data, so that it can cross to a process that isn't there yet."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from cluster.contract.errors import require_positive
 from cluster.contract.facts import Role
 from cluster.contract.policy import Policy
+
+DEFAULT_START_TIMEOUT_S: Final = 600.0
+"""A peer may be reading weights of hundreds of gigabytes. vLLM waits as long for an engine's start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,5 @@ class MemberSettings:
     address: str
     role: Role
     name: str
-    start_timeout_s: float = 600.0
-    """For each thing that a member waits for until the pair serves: the peer may be reading weights of hundreds of
-    gigabytes. vLLM waits as long for an engine's start."""
+    start_timeout_s: float = DEFAULT_START_TIMEOUT_S
+    """For each thing that a member waits for until the pair serves."""

@@ -169,7 +169,8 @@ class Coordinator:
         elif kind == "hello" and member is None:
             self._hello(stream, request.hello, now_s)
         elif member is None:
-            self._turn_away(stream, f"a stream that begins with {kind}", "a hello comes first", "join first")
+            begins = f"a stream that begins with {kind}"
+            self._shut_out(stream, Refusal(what=begins, reason="a hello comes first", remedy="join first"))
         elif kind == "hello":
             self._lose(member, LossReason.LOSS_REASON_OUT_OF_TURN)
         elif kind == "goodbye":
@@ -193,30 +194,39 @@ class Coordinator:
         return self._take_outputs()
 
     def _hello(self, stream: int, hello: Hello, now_s: float) -> None:
-        role = _ROLES.get(hello.role)
-        if role is None or (role == "target" and not hello.HasField("engine_sizes")):
-            self._turn_away(stream, "a hello", "it has no role, or is a target's without sizes", "run one version")
+        refusal = self._why_not(hello)
+        if refusal is not None:
+            self._shut_out(stream, refusal)
             return
-        if hello.versions.protocol != PROTOCOL_VERSION:
-            spoken = f"it speaks version {hello.versions.protocol} of control.proto, the coordinator {PROTOCOL_VERSION}"
-            self._turn_away(stream, hello.name, spoken, "run one version of dspark-cluster everywhere")
-            return
-        holder = next((member for member in self._members.values() if member.role == role), None)
+        role = _ROLES[hello.role]
+        holder = self._holder_of(role)
         if holder is not None:
-            held = holder.hello
-            if hello.name != held.name or hello.incarnation <= held.incarnation:
-                taken = f"{held.name}, incarnation {held.incarnation}, has the place of the {role} already"
-                mine = f"{hello.name}, incarnation {hello.incarnation}"
-                self._turn_away(stream, mine, taken, "end the other first, or start a coordinator for each pair")
-                return
             self._lose(holder, LossReason.LOSS_REASON_SUPERSEDED)
         self._members[stream] = _Member(stream=stream, role=role, hello=hello, heard_s=now_s)
-        welcome = Welcome(
-            heartbeat_interval_ms=self._settings.heartbeat_interval_ms,
-            heartbeat_timeout_ms=self._settings.heartbeat_timeout_ms,
-        )
+        welcome = Welcome(heartbeat_interval_ms=self._settings.heartbeat_interval_ms)
         self._tell(self._members[stream], JoinResponse(welcome=welcome))
         self._pair_up()
+
+    def _why_not(self, hello: Hello) -> Refusal | None:
+        """Why this process can't be a member, if it can't."""
+        role, protocol = _ROLES.get(hello.role), hello.versions.protocol
+        if protocol != PROTOCOL_VERSION:
+            spoken = f"it speaks version {protocol} of control.proto, the coordinator {PROTOCOL_VERSION}"
+            return Refusal(what=hello.name, reason=spoken, remedy="run one version of dspark-cluster everywhere")
+        if role is None or (role == "target" and not hello.HasField("engine_sizes")):
+            reason = "its hello has no role, or is a target's without sizes"
+            return Refusal(what=hello.name, reason=reason, remedy="send a hello as control.proto has it")
+        holder = self._holder_of(role)
+        if holder is None or (hello.name == holder.hello.name and hello.incarnation > holder.hello.incarnation):
+            return None
+        return Refusal(
+            what=f"{hello.name}, incarnation {hello.incarnation}",
+            reason=f"{holder.hello.name}, incarnation {holder.hello.incarnation}, has the place of the {role} already",
+            remedy="end the other first, or start a coordinator for each pair",
+        )
+
+    def _holder_of(self, role: Role) -> _Member | None:
+        return next((member for member in self._members.values() if member.role == role), None)
 
     def _pair_up(self) -> None:
         free = {member.role: member for member in self._members.values() if member.pair is None}
@@ -318,9 +328,6 @@ class Coordinator:
                 reason=reason,
             )
             self._tell(pair.peer_of(member), JoinResponse(peer_lost=lost))
-
-    def _turn_away(self, stream: int, what: str, reason: str, remedy: str) -> None:
-        self._shut_out(stream, Refusal(what=what, reason=reason, remedy=remedy))
 
     def _shut_out(self, stream: int, refusal: Refusal) -> None:
         self._members.pop(stream, None)

@@ -19,8 +19,8 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from cluster.engine import round_figures
 from cluster.engine.async_outputs import DeltaReader
 from cluster.engine.parent import children_die_with_this_process
-from cluster.engine.refusal import EngineStartError, settings_refused
 from cluster.engine.settings import EngineSettings
+from cluster.engine.vllm_errors import EngineStartError, refused_settings
 from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.errors import RequestError, invalid
 from cluster.serving.model import ServedDraft, ServedModel
@@ -47,7 +47,7 @@ class AsyncEngine:
             arguments["per_request_spec_decode_metrics"] = round_figures.LEVEL
         self._usage = _KvCacheUsage()
         try:
-            with settings_refused(), children_die_with_this_process():
+            with refused_settings(), children_die_with_this_process():
                 self._engine = AsyncLLM.from_engine_args(
                     AsyncEngineArgs(**arguments), stat_loggers=[lambda *_: self._usage]
                 )

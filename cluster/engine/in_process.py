@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from cluster.engine.cpu import profile
-from cluster.engine.refusal import settings_refused
 from cluster.engine.settings import EngineSettings
+from cluster.engine.vllm_errors import refused_settings
 from cluster.speculation.figures import AcceptanceFigures
 
 
@@ -71,7 +71,7 @@ class InProcessEngine:
 
         self._ids = itertools.count()
         arguments = settings.to_engine_args() | dict(more_engine_args or {})
-        with settings_refused():
+        with refused_settings():
             self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
 
     def __enter__(self) -> Self:

@@ -10,10 +10,11 @@ from typing import Any, Final
 from cluster.channel.base import ChannelKind
 from cluster.contract.codec import to_plain
 from cluster.contract.errors import ContractViolation
+from cluster.contract.facts import Role
 from cluster.contract.policy import Policy
 from cluster.control.child_process import ChildProcess
 from cluster.control.refusals import to_error, to_refusal
-from cluster.control.settings import CoordinatorSettings, MemberSettings
+from cluster.control.settings import DEFAULT_START_TIMEOUT_S, CoordinatorSettings, MemberSettings
 from cluster.engine.in_process import InProcessEngine
 from cluster.engine.pair import draft_engine_args, target_engine_args
 from cluster.engine.settings import EngineSettings
@@ -21,6 +22,7 @@ from cluster.errors import UserError
 from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S, RemoteDraftSettings
 
 DEFAULT_POLICY: Final = Policy()
+ROLES: Final[tuple[Role, ...]] = ("target", "draft")
 
 COORDINATOR_MODULE: Final = "cluster.control.coordinator_process"
 DRAFT_MODULE: Final = "cluster.speculation.draft_process"
@@ -42,9 +44,11 @@ class SeparateEngine(InProcessEngine):
         policy: Policy = DEFAULT_POLICY,
         channel: ChannelKind = "shm",
         round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S,
+        start_timeout_s: float = DEFAULT_START_TIMEOUT_S,
         draft_module: str = DRAFT_MODULE,
     ) -> None:
-        """`draft_module` is what the draft's process runs; tests have one that misbehaves.
+        """`start_timeout_s` is for each thing that one side waits for on the other until they serve, such as to load
+        its weights. `draft_module` is what the draft's process runs; tests have one that misbehaves.
 
         Raises:
             UserError: the pair can't be started. ContractError is one: neither side has allocated its KV cache then.
@@ -55,16 +59,12 @@ class SeparateEngine(InProcessEngine):
         address = f"unix:{self._folder / 'coordinator'}"
         coordinator = CoordinatorSettings(address=address, policy=policy)
         self._coordinator = ChildProcess("coordinator", COORDINATOR_MODULE, to_plain(coordinator))
-        draft = {
-            "member": asdict(MemberSettings(address=address, role="draft", name="draft")),
-            "engine_args": draft_engine_args(settings, policy),
-        }
-        self._draft = ChildProcess("draft", draft_module, draft)
-        remote = RemoteDraftSettings(
-            member=MemberSettings(address=address, role="target", name="target"),
-            channel=channel,
-            round_deadline_s=round_deadline_s,
+        target, draft = (
+            MemberSettings(address=address, role=role, name=role, start_timeout_s=start_timeout_s) for role in ROLES
         )
+        draft_settings = {"member": asdict(draft), "engine_args": draft_engine_args(settings, policy)}
+        self._draft = ChildProcess("draft", draft_module, draft_settings)
+        remote = RemoteDraftSettings(member=target, channel=channel, round_deadline_s=round_deadline_s)
         try:
             # From here on the coordinator knows of both, and tells either of the other's end.
             self._coordinator.await_start()

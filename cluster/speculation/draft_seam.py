@@ -29,6 +29,7 @@ from cluster.contract.observe import Observed, observe
 from cluster.contract.read_side import BuiltSide, pairing_of
 from cluster.control.member import Member
 from cluster.engine.contract_worker import ContractWorker
+from cluster.engine.vllm_errors import refused_settings
 from cluster.speculation.checkpoint import load_parameters, read_tensors
 
 
@@ -89,7 +90,8 @@ class SharedWithDraft(nn.Module):
 def start_executor(engine_args: dict[str, Any]) -> Any:
     """Build the config as the target does, load the draft in this process, allocate nothing yet."""
     arguments = engine_args | {"worker_cls": f"{__name__}.{DraftWorker.__name__}"}
-    return UniProcExecutor(EngineArgs(**arguments).create_engine_config())
+    with refused_settings():
+        return UniProcExecutor(EngineArgs(**arguments).create_engine_config())
 
 
 def allocate(executor: Any, member: Member) -> KVContract:

@@ -22,7 +22,7 @@ def round_sizes(contract: KVContract, options: RoundOptions) -> RoundSizes:
     Raises:
         DocumentError: the options are none of this contract's.
     """
-    widths = zip(tables(contract), options.block_table_widths, strict=False)
+    widths = zip(tables(contract), options.block_table_widths, strict=True)
     return from_plain(
         RoundSizes,
         {

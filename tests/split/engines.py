@@ -4,6 +4,20 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
+
+from cluster.contract.contract import KVContract
+from cluster.contract.errors import ContractError, ContractViolation
+from cluster.contract.policy import Policy
+from cluster.control.member import Member
+from cluster.control.refusals import ControlError
+from cluster.control.settings import MemberSettings
+from cluster.engine.release import vllm_release
+from cluster.engine.separate import SeparateEngine
+from cluster.engine.settings import EngineSettings
+from cluster.errors import UserError
+from cluster.speculation.pairing import open_rounds
+
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -16,14 +30,47 @@ def colocated_engine(arguments: dict[str, Any], report: Report) -> None:
     report({"tensors": _tensors(engine.vllm_config)})
 
 
-def contracted_engine(arguments: dict[str, Any], mutation: bool, report: Report) -> None:
-    """One side's engine behind the barrier: the geometry that it allocated, or the error that kept it from that."""
+def contracted_target(arguments: dict[str, Any], report: Report) -> None:
+    """The target's engine behind the barrier, with a draft elsewhere: what it allocated, or what kept it from that."""
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
+
+    def start() -> tuple[KVContract, Any]:
+        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        return engine.model_executor.driver_worker.worker.contract, engine.vllm_config
+
+    _report_of(start, report)
+
+
+def contracted_draft(member: dict[str, Any], arguments: dict[str, Any], mutation: bool, report: Report) -> None:
+    """The same of a draft, from its hello until it would serve rounds."""
+    from cluster.speculation.hosted import HostedSpeculator
+
+    def start() -> tuple[KVContract, Any]:
+        if mutation:
+            _let_a_constructor_write()
+        with Member(MemberSettings(**member), vllm_version=vllm_release()) as one, one.reporting():
+            hosted = HostedSpeculator(arguments, one.meet_peer().engine_sizes)
+            contract = hosted.allocate(one)
+            channel, _ = open_rounds(one, contract, hosted.table_widths)
+            channel.close()  # no round is asked for
+            return contract, hosted._executor.vllm_config
+
+    _report_of(start, report)
+
+
+def separate_pair(settings: EngineSettings, policy: Policy, report: Report) -> None:
+    """Both processes, as `generate` starts them: why they don't, and which processes are left then."""
+    try:
+        SeparateEngine(settings, policy=policy)
+    except UserError as error:
+        left = [process.cmdline() for process in psutil.Process().children(recursive=True)]
+        report({"error": str(error), "left": left})
+
+
+def _report_of(start: Callable[[], tuple[KVContract, Any]], report: Report) -> None:
     from vllm.v1.worker import utils
     from vllm.v1.worker.gpu import attn_utils
-
-    from cluster.contract.errors import ContractError, ContractViolation
 
     allocations: list[int] = []
     allocate = utils.allocate_kv_cache
@@ -33,15 +80,13 @@ def contracted_engine(arguments: dict[str, Any], mutation: bool, report: Report)
         return allocate(config, *rest)
 
     attn_utils.allocate_kv_cache = counting
-    if mutation:
-        _let_a_constructor_write()
     try:
-        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-    except (ContractError, ContractViolation) as error:
-        report({"error": str(error), "field": error.field, "type": type(error).__name__, "allocations": allocations})
+        contract, vllm_config = start()
+    except (ContractError, ContractViolation, ControlError) as error:
+        field = getattr(error, "field", None)
+        report({"error": str(error), "field": field, "type": type(error).__name__, "allocations": allocations})
         return
-    held = engine.model_executor.driver_worker.worker.contract
-    report({"digest": held.digest, "tensors": _tensors(engine.vllm_config), "allocations": allocations})
+    report({"contract": contract.to_json(), "tensors": _tensors(vllm_config), "allocations": allocations})
 
 
 def tensors_of(report: dict[str, Any]) -> dict[str, Any]:
@@ -74,11 +119,11 @@ def _tensors(vllm_config: Any) -> dict[str, Any]:
 def _let_a_constructor_write() -> None:
     """What vLLM #52288 was: a layer's constructor rewrites the config that it was given."""
     from vllm.config import get_current_vllm_config
-    from vllm.model_executor.models import qwen3
+    from vllm.model_executor.models import qwen3_dflash
 
-    class RewritingAttention(qwen3.Attention):  # type: ignore[name-defined, misc]
+    class RewritingAttention(qwen3_dflash.Attention):  # type: ignore[name-defined, misc]
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
             get_current_vllm_config().cache_config.cache_dtype = "fp8"
             super().__init__(*arguments, **keywords)
 
-    qwen3.Attention = RewritingAttention
+    qwen3_dflash.Attention = RewritingAttention

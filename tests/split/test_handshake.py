@@ -1,22 +1,25 @@
-"""Before the first round: what either side says when the other is gone, silent, or another than it thinks."""
+"""From a contract to the first round, and rounds between two threads: a peer that is gone, silent, or another."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster.speculation.control import ControlLine, HandshakeError
+from dspark.v1.control_pb2 import RoundOptions
 
-from cluster.channel import DeadlineExceeded, offer_channel, open_channel
-from cluster.errors import UserError
-from cluster.speculation import control
+from cluster.channel import ChannelClosed, ChannelError, DeadlineExceeded, offer_channel, open_channel
+from cluster.contract.errors import ContractError
+from cluster.control.member import Member
+from cluster.control.settings import MemberSettings
 from cluster.speculation.draft_process import serve
-from cluster.speculation.handshake import EngineSizes, PoolSizes
+from cluster.speculation.handshake import round_sizes
 from cluster.speculation.messages import (
     BlockTableSizes,
     MessageCodec,
@@ -29,13 +32,11 @@ from cluster.speculation.messages import (
     max_reply_bytes,
     max_request_bytes,
 )
-from cluster.speculation.pairing import Pairing
+from cluster.speculation.pairing import offer_rounds, open_rounds
 from cluster.speculation.rounds import DraftClient
 from cluster.speculation.settings import RemoteDraftSettings
+from tests.control import CONTRACT, coordinator, join, pair_up, together
 
-ENGINE = EngineSizes(
-    max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64, block_size=32, num_speculative_tokens=3
-)
 SIZES = RoundSizes(
     max_num_reqs=2,
     max_num_batched_tokens=16,
@@ -53,13 +54,9 @@ DIGEST = "0f" * 32
 
 
 class Pair:
-    """Two control lines and two ends of a channel, all in this process."""
+    """Two ends of a channel, both in this process."""
 
-    def __init__(self, folder: Path) -> None:
-        address = str(folder / "line")
-        with control.listen(address) as listener:
-            self.target = control.connect(address)
-            self.draft = control.accept(listener)
+    def __init__(self) -> None:
         offer = offer_channel("shm", max_send_bytes=max_request_bytes(SIZES), max_receive_bytes=max_reply_bytes(SIZES))
         opened = []
         opening = threading.Thread(target=lambda: opened.append(open_channel(offer.address, time.monotonic() + 10)))
@@ -70,8 +67,8 @@ class Pair:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Pair:
-    return Pair(tmp_path)
+def pair() -> Pair:
+    return Pair()
 
 
 class Doubling:
@@ -152,50 +149,85 @@ def test_a_silent_draft_costs_the_deadline_and_no_more(pair: Pair) -> None:
     assert 0.3 <= time.monotonic() - begun < 2.0
 
 
+def test_a_round_that_is_waited_for_can_be_ended_from_another_thread(pair: Pair) -> None:
+    """As the member's thread does, when the coordinator says that the draft is silent."""
+    draft = client(pair, deadline_s=60.0)
+    threading.Timer(0.2, draft.abort).start()
+    begun = time.monotonic()
+    with pytest.raises(ChannelClosed):
+        draft.propose(request())
+    assert time.monotonic() - begun < 10
+
+
 def test_a_round_beyond_the_agreed_sizes_is_refused_before_it_is_sent(pair: Pair) -> None:
     with pytest.raises(MessageError, match="last_sampled is"):
         client(pair).propose(request(last_sampled=np.zeros((5, 1), np.int64)))
 
 
-def test_a_refusal_is_raised_where_it_is_awaited(pair: Pair) -> None:
-    pair.draft.refuse(UserError("the draft", "it has no room", "give it some"))
-    with pytest.raises(HandshakeError, match="it has no room; give it some"):
-        pair.target.receive(PoolSizes, timeout_s=10)
+OPTIONS = RoundOptions(block_table_widths=[2560], num_prefill_lookahead=1, with_input_ids=True)
+SETTINGS = RemoteDraftSettings(member=MemberSettings(address="", role="target", name="target"))
 
 
-def test_another_document_than_is_due_is_named(pair: Pair) -> None:
-    pair.draft.send(ENGINE)
-    with pytest.raises(HandshakeError, match="EngineSizes where PoolSizes was due"):
-        pair.target.receive(PoolSizes, timeout_s=10)
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[tuple[Member, Member]]:
+    """A target and a draft that both hold what the contract says."""
+    with coordinator(tmp_path) as address, join(address, "target") as target, join(address, "draft") as draft:
+        pair_up(target, draft)
+        yield target, draft
 
 
-def test_silence_and_absence_are_told_apart(pair: Pair) -> None:
-    with pytest.raises(HandshakeError, match="no PoolSizes in 0 s"):
-        pair.target.receive(PoolSizes, timeout_s=0.1)
-    pair.draft.close()
-    with pytest.raises(HandshakeError, match="has ended"):
-        pair.target.receive(PoolSizes, timeout_s=10)
+def test_both_sides_open_one_channel_with_one_idea_of_its_messages(members: tuple[Member, Member]) -> None:
+    target, draft = members
+    client, (channel, codec) = together(
+        lambda: offer_rounds(SETTINGS, target, CONTRACT, OPTIONS), lambda: open_rounds(draft, CONTRACT, [2560])
+    )
+    sizes = round_sizes(CONTRACT, OPTIONS)
+    assert codec.max_encoded_bytes == MessageCodec(sizes, CONTRACT.digest).max_encoded_bytes
+    assert (sizes.hidden_size, sizes.max_num_reqs, sizes.with_input_ids) == (4096, 256, True)
+    assert [(t.width, t.block_size, t.num_blocks) for t in sizes.block_tables] == [(2560, 16, CONTRACT.num_blocks)]
+    client.close()
+    with pytest.raises(ChannelError):
+        channel.recv(memoryview(bytearray(codec.max_encoded_bytes)), time.monotonic() + 10)
+    channel.close()
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
-    with pytest.raises(HandshakeError, match="nobody listens at"):
-        Pairing(RemoteDraftSettings(address=str(tmp_path / "nowhere")), ENGINE)
+def test_block_tables_of_another_width_are_refused_on_both_sides(members: tuple[Member, Member]) -> None:
+    target, draft = members
+
+    def open_narrow() -> str:
+        with pytest.raises(ContractError) as refused, draft.reporting():
+            open_rounds(draft, CONTRACT, [1024])
+        return str(refused.value)
+
+    def offer() -> str:
+        with pytest.raises(ContractError) as refused:
+            offer_rounds(SETTINGS, target, CONTRACT, OPTIONS)
+        return str(refused.value)
+
+    texts = together(offer, open_narrow)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("block_table_widths is (2560,) on the target and (1024,) on the draft: ")
 
 
-def test_a_draft_whose_target_dies_before_the_first_word_ends_and_says_so(tmp_path: Path) -> None:
-    address = str(tmp_path / "line")
-    with control.listen(address) as listener:
+def test_a_draft_whose_target_dies_before_it_loads_ends_and_says_so(tmp_path: Path) -> None:
+    with coordinator(tmp_path) as address:
+        member = MemberSettings(address=address, role="draft", name="draft-7")
+        read, write = os.pipe()
         process = subprocess.Popen(
             [sys.executable, "-m", "cluster.speculation.draft_process"],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            pass_fds=[listener.fileno()],
+            pass_fds=[write],
             text=True,
         )
-        settings = {"name": "draft 7", "listener": listener.fileno(), "engine_args": {}}
-    line: ControlLine = control.connect(address)
-    line.close()
-    _, said = process.communicate(json.dumps(settings), timeout=60)
+        start = {"settings": {"member": asdict(member), "engine_args": {}}, "acknowledgement": write}
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(start) + "\n")
+        process.stdin.flush()
+        assert os.read(read, 1)
+    _, said = process.communicate(timeout=60)
+    os.close(read)
+    os.close(write)
     assert process.returncode == 2
-    assert said.splitlines()[0] == "draft 7 waits for its target"
-    assert "draft 7 stops: the target's side can't be paired: its process has ended" in said
+    assert said.splitlines()[0] == "draft-7 waits for its target"
+    assert "draft-7 stops: draft-7 waited for a target to join: the coordinator at" in said

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,31 +25,8 @@ from cluster.control.refusals import ControlError
 from cluster.control.service import serving
 from cluster.control.settings import CoordinatorSettings, MemberSettings
 from cluster.errors import UserError
-from tests.unit.test_control_state import CONTRACT, FACTS, SIZES, UNKNOWN_FIELD
-
-DEADLINE_S = 20
-
-
-@contextmanager
-def coordinator(folder: Path, **more: int) -> Iterator[str]:
-    """The address of one that runs in a thread."""
-    address = f"unix:{folder / 'coordinator'}"
-    loop, started, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-
-    async def run() -> None:
-        async with serving(CoordinatorSettings(address=address, policy=Policy(), **more)):
-            started.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
-    thread.start()
-    assert started.wait(DEADLINE_S)
-    try:
-        yield address
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(DEADLINE_S)
-        loop.close()
+from tests.control import CONTRACT, DEADLINE_S, FACTS, SIZES, agree, coordinator, join, pair_up, together
+from tests.unit.test_control_state import UNKNOWN_FIELD
 
 
 @pytest.fixture
@@ -59,25 +35,10 @@ def address(tmp_path: Path) -> Iterator[str]:
         yield one
 
 
-def join(address: str, role: Role, *, start_timeout_s: float = DEADLINE_S, vllm: str = "0.32.0") -> Member:
-    settings = MemberSettings(address=address, role=role, name=role, start_timeout_s=start_timeout_s)
-    return Member(settings, vllm_version=vllm, engine_sizes=SIZES if role == "target" else None)
-
-
-def together(*sides: Callable[[], object]) -> list[object]:
-    with ThreadPoolExecutor(len(sides)) as pool:
-        return [future.result(DEADLINE_S) for future in [pool.submit(side) for side in sides]]
-
-
 @pytest.fixture
 def pair(address: str) -> Iterator[tuple[Member, Member]]:
     with join(address, "target") as target, join(address, "draft") as draft:
         yield target, draft
-
-
-def agree(pair: tuple[Member, Member]) -> None:
-    target, draft = pair
-    assert together(lambda: target.agree(FACTS["target"]), lambda: draft.agree(FACTS["draft"])) == [CONTRACT, CONTRACT]
 
 
 def test_two_members_from_hello_to_channel(pair: tuple[Member, Member]) -> None:
@@ -85,9 +46,7 @@ def test_two_members_from_hello_to_channel(pair: tuple[Member, Member]) -> None:
     assert draft.meet_peer().engine_sizes == EngineSizes(
         max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=40_960
     )
-    agree(pair)
-    together(lambda: target.accept(CONTRACT), lambda: draft.accept(CONTRACT))
-    together(lambda: target.ready(CONTRACT), lambda: draft.ready(CONTRACT))
+    pair_up(target, draft)
     assert target.epoch == draft.epoch == 1
     address, options = ChannelAddress(kind="shm", location="x", num_slots=2), RoundOptions(num_prefill_lookahead=1)
 
@@ -103,7 +62,7 @@ def test_two_members_from_hello_to_channel(pair: tuple[Member, Member]) -> None:
 
 def test_the_barrier_holds_until_both_are_there(pair: tuple[Member, Member]) -> None:
     target, draft = pair
-    agree(pair)
+    agree(*pair)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(target.accept, CONTRACT)
         with pytest.raises(TimeoutError):
@@ -154,7 +113,7 @@ def test_why_one_side_gives_up_is_raised_on_the_other(
     pair: tuple[Member, Member], error: Exception, kind: type[UserError], said: str
 ) -> None:
     target, draft = pair
-    agree(pair)
+    agree(*pair)
     with pytest.raises(type(error)), draft.reporting():
         raise error
     with pytest.raises(kind, match=said):
@@ -163,7 +122,7 @@ def test_why_one_side_gives_up_is_raised_on_the_other(
 
 def test_a_peer_that_leaves_ends_the_wait_and_names_the_phase(pair: tuple[Member, Member]) -> None:
     target, draft = pair
-    agree(pair)
+    agree(*pair)
     begun = time.monotonic()
     draft.close()
     with pytest.raises(
@@ -190,7 +149,7 @@ def test_a_second_target_finds_the_place_taken(address: str, pair: tuple[Member,
     settings = MemberSettings(address=address, role="target", name="another")
     with pytest.raises(ControlError, match="has the place of the target already"):
         Member(settings, vllm_version="0.32.0", engine_sizes=SIZES)
-    agree(pair)
+    agree(*pair)
 
 
 def test_a_target_that_is_started_again_meets_the_next_draft(address: str) -> None:
@@ -198,7 +157,7 @@ def test_a_target_that_is_started_again_meets_the_next_draft(address: str) -> No
         with pytest.raises(ControlError, match="a later incarnation"):
             first.meet_peer()
         with join(address, "draft") as draft:
-            agree((second, draft))
+            agree(second, draft)
 
 
 def test_bytes_that_are_no_message_end_their_own_stream_only(address: str, pair: tuple[Member, Member]) -> None:
@@ -211,7 +170,7 @@ def test_bytes_that_are_no_message_end_their_own_stream_only(address: str, pair:
             assert list(send(iter([unknown]))) == []
         with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
             list(send(iter([bytes(MAX_MESSAGE_BYTES + 1)])))
-    agree(pair)
+    agree(*pair)
 
 
 def test_a_coordinator_that_goes_ends_the_wait(tmp_path: Path) -> None:
@@ -230,37 +189,29 @@ def test_an_address_that_cant_be_listened_on_is_said() -> None:
         asyncio.run(serve())
 
 
-DRAFT = """
+PEER = """
 import sys
-from pathlib import Path
 from cluster.contract.facts import SideFacts
-from cluster.control.member import Member
-from cluster.control.options import MAX_MESSAGE_BYTES
-from cluster.control.settings import MemberSettings
-member = Member(MemberSettings(address=sys.argv[1], role="draft", name="draft"), vllm_version="0.32.0")
-print(member.meet_peer().name, flush=True)
+from tests.control import FACTS, join
+role = sys.argv[2]
+member = join(sys.argv[1], role)
+member.meet_peer()
 for step in sys.stdin:
     if step == "agree\\n":
-        contract = member.agree(SideFacts.from_json(Path(sys.argv[2]).read_text()))
+        contract = member.agree(FACTS[role])
     elif step == "accept\\n":
         member.accept(contract)
     elif step == "ready\\n":
         member.ready(contract)
-    print(step, end="", flush=True)
 """
 
 
-class DraftProcess:
-    """A draft without a model, which goes on step by step."""
+class PeerProcess:
+    """A side without a model, in a process of its own, which goes on step by step."""
 
-    def __init__(self, folder: Path, address: str) -> None:
-        (folder / "facts").write_text(FACTS["draft"].to_json())
-        self.popen = subprocess.Popen(
-            [sys.executable, "-c", DRAFT, address, folder / "facts"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, address: str, role: Role) -> None:
+        command = [sys.executable, "-c", PEER, address, role]
+        self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
 
     def step(self, name: str) -> None:
         assert self.popen.stdin is not None
@@ -269,50 +220,54 @@ class DraftProcess:
 
 
 STEPS = ("join", "agree", "accept", "ready")
+"""What a peer has done last, when it dies."""
 
 
-def target_to(phase: str, target: Member, draft: DraftProcess) -> Callable[[], object]:
-    """Go through the phases before this one; the call that then waits for the draft."""
+def come_to(step: str, member: Member, peer: PeerProcess, role: Role) -> Callable[[], object]:
+    """Let both go through the steps before; the call of `member` that then waits for its peer."""
     calls: dict[str, Callable[[], object]] = {
-        "join": lambda: target.agree(FACTS["target"]),
-        "agree": lambda: target.accept(CONTRACT),
-        "accept": lambda: target.ready(CONTRACT),
-        "ready": lambda: target.offer_channel(ChannelAddress(), RoundOptions()),
+        "join": lambda: member.agree(FACTS[role]),
+        "agree": lambda: member.accept(CONTRACT),
+        "accept": lambda: member.ready(CONTRACT),
+        "ready": member.await_channel,
     }
-    target.meet_peer()
-    for before, step in pairwise(STEPS):
-        if before == phase:
+    member.meet_peer()
+    for before, following in pairwise(STEPS):
+        if before == step:
             break
-        draft.step(step)
+        peer.step(following)
         calls[before]()
-    return calls[phase]
+    return calls[step]
 
 
-@pytest.mark.parametrize("phase", STEPS)
-def test_a_draft_that_is_killed_ends_its_targets_wait_at_once(phase: str, address: str, tmp_path: Path) -> None:
-    with join(address, "target") as target:
-        draft = DraftProcess(tmp_path, address)
-        wait = target_to(phase, target, draft)
-        draft.popen.kill()
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("role", "others"), [("target", "draft"), ("draft", "target")])
+def test_a_peer_that_is_killed_ends_the_wait_at_once(step: str, role: Role, others: Role, address: str) -> None:
+    with join(address, role) as member:
+        peer = PeerProcess(address, others)
+        wait = come_to(step, member, peer, role)
+        peer.popen.kill()
         begun = time.monotonic()
-        with pytest.raises(ControlError, match=r"the draft is lost: .* its process has ended"):
+        with pytest.raises(ControlError, match=f"the {others} is lost: .* its process has ended"):
             wait()
         assert time.monotonic() - begun < 2
-        draft.popen.wait()
+        peer.popen.wait()
 
 
-def test_a_draft_that_is_stopped_is_noticed_by_its_silence(tmp_path: Path) -> None:
+def test_a_peer_that_is_stopped_is_noticed_by_its_silence(tmp_path: Path) -> None:
     quick = coordinator(tmp_path, heartbeat_interval_ms=100, heartbeat_timeout_ms=1_000)
     with quick as address, join(address, "target") as target:
-        draft, told = DraftProcess(tmp_path, address), threading.Event()
-        target_to("ready", target, draft)
+        peer, told = PeerProcess(address, "draft"), threading.Event()
+        wait = come_to("ready", target, peer, "target")
         target.on_silent_peer(told.set)
-        draft.popen.send_signal(signal.SIGSTOP)
+        peer.popen.send_signal(signal.SIGSTOP)
         begun = time.monotonic()
-        assert told.wait(DEADLINE_S)
+        with pytest.raises(ControlError, match="its process is silent"):
+            wait()
+        assert told.is_set()
         assert time.monotonic() - begun < 3
-        draft.popen.kill()
-        draft.popen.wait()
+        peer.popen.kill()
+        peer.popen.wait()
 
 
 def test_a_process_that_ends_before_it_is_there_is_named() -> None:

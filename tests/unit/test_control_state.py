@@ -7,7 +7,6 @@ from dspark.v1.control_pb2 import (
     Acceptance,
     ChannelAcceptance,
     ChannelOffer,
-    EngineSizes,
     Facts,
     Goodbye,
     Heartbeat,
@@ -23,18 +22,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.contract.contract import KVContract
-from cluster.contract.facts import Role, SideFacts
-from cluster.contract.negotiate import negotiate
+from cluster.contract.facts import Role
 from cluster.contract.policy import Policy
 from cluster.control.refusals import MEMBER_ROLES
 from cluster.control.settings import CoordinatorSettings
 from cluster.control.state import PROTOCOL_VERSION, Coordinator, Output
-from tests.unit.test_contract_pairs import qwen3_8b
+from tests.control import CONTRACT, FACTS, SIZES
 
 TARGET, DRAFT = 0, 1  # streams
-SIZES = EngineSizes(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=40_960)
-FACTS: dict[Role, SideFacts] = dict(zip(("target", "draft"), qwen3_8b(), strict=True))
-CONTRACT = negotiate(FACTS["target"], FACTS["draft"], Policy())
 DIGEST = CONTRACT.digest
 UNKNOWN_FIELD = b"\xfa\x01\x03abc"  # 31, which is none yet
 
@@ -236,7 +231,8 @@ def test_an_earlier_incarnation_or_another_process_finds_the_place_taken(incarna
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (Hello(), "no role"),
+        (Hello(), "control.proto"),
+        (Hello(versions=Versions(protocol=PROTOCOL_VERSION)), "no role"),
         (Hello(role=MEMBER_ROLES["target"], versions=Versions(protocol=PROTOCOL_VERSION)), "without sizes"),
         (hello("draft", protocol=PROTOCOL_VERSION + 1), "control.proto"),
         (Facts(epoch=1), "hello comes first"),

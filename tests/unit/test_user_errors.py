@@ -42,6 +42,12 @@ def edit_config(folder: Path, **values: object) -> None:
     (folder / "config.json").write_text(json.dumps(config | values))
 
 
+@pytest.mark.parametrize("option", [["--strict"], ["--attention-backend", "auto"], ["--kv-cache-dtype", "fp8"]])
+def test_a_contracts_option_where_there_is_no_contract(pair: TinyPair, option: list[str]) -> None:
+    line = refused("--target", pair.target, "--draft", pair.draft, *option, "hello")
+    assert "--placement separate" in line
+
+
 def test_an_absent_folder(tmp_path: Path) -> None:
     assert "there is no such folder" in refused("--target", tmp_path / "nowhere", "hello")
 

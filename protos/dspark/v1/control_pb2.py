@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64spark/v1/control.proto\x12\tdspark.v1\"\xee\x02\n\x0bJoinRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.dspark.v1.HelloH\x00\x12!\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x10.dspark.v1.FactsH\x00\x12+\n\nacceptance\x18\x03 \x01(\x0b\x32\x15.dspark.v1.AcceptanceH\x00\x12!\n\x05ready\x18\x04 \x01(\x0b\x32\x10.dspark.v1.ReadyH\x00\x12\x30\n\rchannel_offer\x18\x05 \x01(\x0b\x32\x17.dspark.v1.ChannelOfferH\x00\x12:\n\x12\x63hannel_acceptance\x18\x06 \x01(\x0b\x32\x1c.dspark.v1.ChannelAcceptanceH\x00\x12)\n\theartbeat\x18\x07 \x01(\x0b\x32\x14.dspark.v1.HeartbeatH\x00\x12%\n\x07goodbye\x18\x08 \x01(\x0b\x32\x12.dspark.v1.GoodbyeH\x00\x42\t\n\x07message\"\xa4\x03\n\x0cJoinResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.dspark.v1.WelcomeH\x00\x12,\n\x0bpeer_joined\x18\x02 \x01(\x0b\x32\x15.dspark.v1.PeerJoinedH\x00\x12\'\n\x08\x63ontract\x18\x03 \x01(\x0b\x32\x13.dspark.v1.ContractH\x00\x12\'\n\x08\x61llocate\x18\x04 \x01(\x0b\x32\x13.dspark.v1.AllocateH\x00\x12#\n\x06paired\x18\x05 \x01(\x0b\x32\x11.dspark.v1.PairedH\x00\x12\x30\n\rchannel_offer\x18\x06 \x01(\x0b\x32\x17.dspark.v1.ChannelOfferH\x00\x12:\n\x12\x63hannel_acceptance\x18\x07 \x01(\x0b\x32\x1c.dspark.v1.ChannelAcceptanceH\x00\x12%\n\x07refusal\x18\x08 \x01(\x0b\x32\x12.dspark.v1.RefusalH\x00\x12(\n\tpeer_lost\x18\t \x01(\x0b\x32\x13.dspark.v1.PeerLostH\x00\x42\t\n\x07message\"\xa4\x01\n\x05Hello\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.dspark.v1.MemberRole\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12%\n\x08versions\x18\x04 \x01(\x0b\x32\x13.dspark.v1.Versions\x12,\n\x0c\x65ngine_sizes\x18\x05 \x01(\x0b\x32\x16.dspark.v1.EngineSizes\"*\n\x08Versions\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04vllm\x18\x02 \x01(\t\"Z\n\x0b\x45ngineSizes\x12\x14\n\x0cmax_num_seqs\x18\x01 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"F\n\x07Welcome\x12\x1d\n\x15heartbeat_interval_ms\x18\x01 \x01(\r\x12\x1c\n\x14heartbeat_timeout_ms\x18\x02 \x01(\r\";\n\nPeerJoined\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1e\n\x04peer\x18\x02 \x01(\x0b\x32\x10.dspark.v1.Hello\"$\n\x05\x46\x61\x63ts\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04json\x18\x02 \x01(\t\"\'\n\x08\x43ontract\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04json\x18\x02 \x01(\t\"+\n\nAcceptance\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\x19\n\x08\x41llocate\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"&\n\x05Ready\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\x17\n\x06Paired\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"y\n\x0c\x43hannelOffer\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12*\n\x07\x61\x64\x64ress\x18\x02 \x01(\x0b\x32\x19.dspark.v1.ChannelAddress\x12.\n\rround_options\x18\x03 \x01(\x0b\x32\x17.dspark.v1.RoundOptions\"\"\n\x11\x43hannelAcceptance\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x82\x01\n\x0e\x43hannelAddress\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08location\x18\x02 \x01(\t\x12\x11\n\tnum_slots\x18\x03 \x01(\r\x12\x1e\n\x16max_bytes_from_offerer\x18\x04 \x01(\x04\x12\x1d\n\x15max_bytes_from_opener\x18\x05 \x01(\x04\"}\n\x0cRoundOptions\x12\x1a\n\x12\x62lock_table_widths\x18\x01 \x03(\r\x12\x1d\n\x15num_prefill_lookahead\x18\x02 \x01(\r\x12\x16\n\x0ewith_input_ids\x18\x03 \x01(\x08\x12\x1a\n\x12\x64raft_logits_dtype\x18\x04 \x01(\t\"\x0b\n\tHeartbeat\".\n\x07Goodbye\x12#\n\x07refusal\x18\x01 \x01(\x0b\x32\x12.dspark.v1.Refusal\"m\n\x07Refusal\x12\'\n\x08\x63onflict\x18\x01 \x01(\x0b\x32\x13.dspark.v1.ConflictH\x00\x12\x0e\n\x04what\x18\x02 \x01(\tH\x00\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\tB\t\n\x07subject\"W\n\x08\x43onflict\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x06target\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05\x64raft\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\t\n\x07_targetB\x08\n\x06_draft\"\x88\x01\n\x08PeerLost\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.dspark.v1.MemberRole\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12%\n\x06reason\x18\x05 \x01(\x0e\x32\x15.dspark.v1.LossReason*X\n\nMemberRole\x12\x1b\n\x17MEMBER_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12MEMBER_ROLE_TARGET\x10\x01\x12\x15\n\x11MEMBER_ROLE_DRAFT\x10\x02*\xaf\x01\n\nLossReason\x12\x1b\n\x17LOSS_REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10LOSS_REASON_LEFT\x10\x01\x12\x1d\n\x19LOSS_REASON_STREAM_BROKEN\x10\x02\x12\x16\n\x12LOSS_REASON_SILENT\x10\x03\x12\x1a\n\x16LOSS_REASON_SUPERSEDED\x10\x04\x12\x1b\n\x17LOSS_REASON_OUT_OF_TURN\x10\x05\x32M\n\x0e\x43ontrolService\x12;\n\x04Join\x12\x16.dspark.v1.JoinRequest\x1a\x17.dspark.v1.JoinResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64spark/v1/control.proto\x12\tdspark.v1\"\xee\x02\n\x0bJoinRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.dspark.v1.HelloH\x00\x12!\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x10.dspark.v1.FactsH\x00\x12+\n\nacceptance\x18\x03 \x01(\x0b\x32\x15.dspark.v1.AcceptanceH\x00\x12!\n\x05ready\x18\x04 \x01(\x0b\x32\x10.dspark.v1.ReadyH\x00\x12\x30\n\rchannel_offer\x18\x05 \x01(\x0b\x32\x17.dspark.v1.ChannelOfferH\x00\x12:\n\x12\x63hannel_acceptance\x18\x06 \x01(\x0b\x32\x1c.dspark.v1.ChannelAcceptanceH\x00\x12)\n\theartbeat\x18\x07 \x01(\x0b\x32\x14.dspark.v1.HeartbeatH\x00\x12%\n\x07goodbye\x18\x08 \x01(\x0b\x32\x12.dspark.v1.GoodbyeH\x00\x42\t\n\x07message\"\xa4\x03\n\x0cJoinResponse\x12%\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.dspark.v1.WelcomeH\x00\x12,\n\x0bpeer_joined\x18\x02 \x01(\x0b\x32\x15.dspark.v1.PeerJoinedH\x00\x12\'\n\x08\x63ontract\x18\x03 \x01(\x0b\x32\x13.dspark.v1.ContractH\x00\x12\'\n\x08\x61llocate\x18\x04 \x01(\x0b\x32\x13.dspark.v1.AllocateH\x00\x12#\n\x06paired\x18\x05 \x01(\x0b\x32\x11.dspark.v1.PairedH\x00\x12\x30\n\rchannel_offer\x18\x06 \x01(\x0b\x32\x17.dspark.v1.ChannelOfferH\x00\x12:\n\x12\x63hannel_acceptance\x18\x07 \x01(\x0b\x32\x1c.dspark.v1.ChannelAcceptanceH\x00\x12%\n\x07refusal\x18\x08 \x01(\x0b\x32\x12.dspark.v1.RefusalH\x00\x12(\n\tpeer_lost\x18\t \x01(\x0b\x32\x13.dspark.v1.PeerLostH\x00\x42\t\n\x07message\"\xa4\x01\n\x05Hello\x12#\n\x04role\x18\x01 \x01(\x0e\x32\x15.dspark.v1.MemberRole\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12%\n\x08versions\x18\x04 \x01(\x0b\x32\x13.dspark.v1.Versions\x12,\n\x0c\x65ngine_sizes\x18\x05 \x01(\x0b\x32\x16.dspark.v1.EngineSizes\"*\n\x08Versions\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04vllm\x18\x02 \x01(\t\"Z\n\x0b\x45ngineSizes\x12\x14\n\x0cmax_num_seqs\x18\x01 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"(\n\x07Welcome\x12\x1d\n\x15heartbeat_interval_ms\x18\x01 \x01(\r\";\n\nPeerJoined\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x1e\n\x04peer\x18\x02 \x01(\x0b\x32\x10.dspark.v1.Hello\"$\n\x05\x46\x61\x63ts\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04json\x18\x02 \x01(\t\"\'\n\x08\x43ontract\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04json\x18\x02 \x01(\t\"+\n\nAcceptance\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\x19\n\x08\x41llocate\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"&\n\x05Ready\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\x17\n\x06Paired\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"y\n\x0c\x43hannelOffer\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12*\n\x07\x61\x64\x64ress\x18\x02 \x01(\x0b\x32\x19.dspark.v1.ChannelAddress\x12.\n\rround_options\x18\x03 \x01(\x0b\x32\x17.dspark.v1.RoundOptions\"\"\n\x11\x43hannelAcceptance\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\x82\x01\n\x0e\x43hannelAddress\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08location\x18\x02 \x01(\t\x12\x11\n\tnum_slots\x18\x03 \x01(\r\x12\x1e\n\x16max_bytes_from_offerer\x18\x04 \x01(\x04\x12\x1d\n\x15max_bytes_from_opener\x18\x05 \x01(\x04\"}\n\x0cRoundOptions\x12\x1a\n\x12\x62lock_table_widths\x18\x01 \x03(\r\x12\x1d\n\x15num_prefill_lookahead\x18\x02 \x01(\r\x12\x16\n\x0ewith_input_ids\x18\x03 \x01(\x08\x12\x1a\n\x12\x64raft_logits_dtype\x18\x04 \x01(\t\"\x0b\n\tHeartbeat\".\n\x07Goodbye\x12#\n\x07refusal\x18\x01 \x01(\x0b\x32\x12.dspark.v1.Refusal\"m\n\x07Refusal\x12\'\n\x08\x63onflict\x18\x01 \x01(\x0b\x32\x13.dspark.v1.ConflictH\x00\x12\x0e\n\x04what\x18\x02 \x01(\tH\x00\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\tB\t\n\x07subject\"W\n\x08\x43onflict\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x13\n\x06target\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05\x64raft\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\t\n\x07_targetB\x08\n\x06_draft\"\x88\x01\n\x08PeerLost\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12#\n\x04role\x18\x02 \x01(\x0e\x32\x15.dspark.v1.MemberRole\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12%\n\x06reason\x18\x05 \x01(\x0e\x32\x15.dspark.v1.LossReason*X\n\nMemberRole\x12\x1b\n\x17MEMBER_ROLE_UNSPECIFIED\x10\x00\x12\x16\n\x12MEMBER_ROLE_TARGET\x10\x01\x12\x15\n\x11MEMBER_ROLE_DRAFT\x10\x02*\xaf\x01\n\nLossReason\x12\x1b\n\x17LOSS_REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10LOSS_REASON_LEFT\x10\x01\x12\x1d\n\x19LOSS_REASON_STREAM_BROKEN\x10\x02\x12\x16\n\x12LOSS_REASON_SILENT\x10\x03\x12\x1a\n\x16LOSS_REASON_SUPERSEDED\x10\x04\x12\x1b\n\x17LOSS_REASON_OUT_OF_TURN\x10\x05\x32M\n\x0e\x43ontrolService\x12;\n\x04Join\x12\x16.dspark.v1.JoinRequest\x1a\x17.dspark.v1.JoinResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dspark.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MEMBERROLE']._serialized_start=2301
-  _globals['_MEMBERROLE']._serialized_end=2389
-  _globals['_LOSSREASON']._serialized_start=2392
-  _globals['_LOSSREASON']._serialized_end=2567
+  _globals['_MEMBERROLE']._serialized_start=2271
+  _globals['_MEMBERROLE']._serialized_end=2359
+  _globals['_LOSSREASON']._serialized_start=2362
+  _globals['_LOSSREASON']._serialized_end=2537
   _globals['_JOINREQUEST']._serialized_start=39
   _globals['_JOINREQUEST']._serialized_end=405
   _globals['_JOINRESPONSE']._serialized_start=408
@@ -46,39 +46,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINESIZES']._serialized_start=1041
   _globals['_ENGINESIZES']._serialized_end=1131
   _globals['_WELCOME']._serialized_start=1133
-  _globals['_WELCOME']._serialized_end=1203
-  _globals['_PEERJOINED']._serialized_start=1205
-  _globals['_PEERJOINED']._serialized_end=1264
-  _globals['_FACTS']._serialized_start=1266
-  _globals['_FACTS']._serialized_end=1302
-  _globals['_CONTRACT']._serialized_start=1304
-  _globals['_CONTRACT']._serialized_end=1343
-  _globals['_ACCEPTANCE']._serialized_start=1345
-  _globals['_ACCEPTANCE']._serialized_end=1388
-  _globals['_ALLOCATE']._serialized_start=1390
-  _globals['_ALLOCATE']._serialized_end=1415
-  _globals['_READY']._serialized_start=1417
-  _globals['_READY']._serialized_end=1455
-  _globals['_PAIRED']._serialized_start=1457
-  _globals['_PAIRED']._serialized_end=1480
-  _globals['_CHANNELOFFER']._serialized_start=1482
-  _globals['_CHANNELOFFER']._serialized_end=1603
-  _globals['_CHANNELACCEPTANCE']._serialized_start=1605
-  _globals['_CHANNELACCEPTANCE']._serialized_end=1639
-  _globals['_CHANNELADDRESS']._serialized_start=1642
-  _globals['_CHANNELADDRESS']._serialized_end=1772
-  _globals['_ROUNDOPTIONS']._serialized_start=1774
-  _globals['_ROUNDOPTIONS']._serialized_end=1899
-  _globals['_HEARTBEAT']._serialized_start=1901
-  _globals['_HEARTBEAT']._serialized_end=1912
-  _globals['_GOODBYE']._serialized_start=1914
-  _globals['_GOODBYE']._serialized_end=1960
-  _globals['_REFUSAL']._serialized_start=1962
-  _globals['_REFUSAL']._serialized_end=2071
-  _globals['_CONFLICT']._serialized_start=2073
-  _globals['_CONFLICT']._serialized_end=2160
-  _globals['_PEERLOST']._serialized_start=2163
-  _globals['_PEERLOST']._serialized_end=2299
-  _globals['_CONTROLSERVICE']._serialized_start=2569
-  _globals['_CONTROLSERVICE']._serialized_end=2646
+  _globals['_WELCOME']._serialized_end=1173
+  _globals['_PEERJOINED']._serialized_start=1175
+  _globals['_PEERJOINED']._serialized_end=1234
+  _globals['_FACTS']._serialized_start=1236
+  _globals['_FACTS']._serialized_end=1272
+  _globals['_CONTRACT']._serialized_start=1274
+  _globals['_CONTRACT']._serialized_end=1313
+  _globals['_ACCEPTANCE']._serialized_start=1315
+  _globals['_ACCEPTANCE']._serialized_end=1358
+  _globals['_ALLOCATE']._serialized_start=1360
+  _globals['_ALLOCATE']._serialized_end=1385
+  _globals['_READY']._serialized_start=1387
+  _globals['_READY']._serialized_end=1425
+  _globals['_PAIRED']._serialized_start=1427
+  _globals['_PAIRED']._serialized_end=1450
+  _globals['_CHANNELOFFER']._serialized_start=1452
+  _globals['_CHANNELOFFER']._serialized_end=1573
+  _globals['_CHANNELACCEPTANCE']._serialized_start=1575
+  _globals['_CHANNELACCEPTANCE']._serialized_end=1609
+  _globals['_CHANNELADDRESS']._serialized_start=1612
+  _globals['_CHANNELADDRESS']._serialized_end=1742
+  _globals['_ROUNDOPTIONS']._serialized_start=1744
+  _globals['_ROUNDOPTIONS']._serialized_end=1869
+  _globals['_HEARTBEAT']._serialized_start=1871
+  _globals['_HEARTBEAT']._serialized_end=1882
+  _globals['_GOODBYE']._serialized_start=1884
+  _globals['_GOODBYE']._serialized_end=1930
+  _globals['_REFUSAL']._serialized_start=1932
+  _globals['_REFUSAL']._serialized_end=2041
+  _globals['_CONFLICT']._serialized_start=2043
+  _globals['_CONFLICT']._serialized_end=2130
+  _globals['_PEERLOST']._serialized_start=2133
+  _globals['_PEERLOST']._serialized_end=2269
+  _globals['_CONTROLSERVICE']._serialized_start=2539
+  _globals['_CONTROLSERVICE']._serialized_end=2616
 # @@protoc_insertion_point(module_scope)

@@ -266,19 +266,16 @@ class Welcome(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
-    HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     heartbeat_interval_ms: _builtins.int
-    """A member sends a Heartbeat this often, whatever else it sends; one that isn't heard for the time-out is lost."""
-    heartbeat_timeout_ms: _builtins.int
+    """A member sends a Heartbeat this often, whatever else it sends; one that isn't heard for many times that is lost."""
     def __init__(
         self,
         *,
         heartbeat_interval_ms: _builtins.int = ...,
-        heartbeat_timeout_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_ms", b"heartbeat_interval_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval_ms", b"heartbeat_interval_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What vLLM refuses in an engine's settings, as an error that a user can mend."""
+"""What vLLM refuses in an engine's settings, as the error that a user is shown."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +11,8 @@ class EngineStartError(UserError):
 
 
 @contextmanager
-def settings_refused() -> Iterator[None]:
-    """Make vLLM's ValueError a UserError, in one line."""
+def refused_settings() -> Iterator[None]:
+    """Turn a ValueError of the block, vLLM's or pydantic's, into a UserError in one line."""
     from pydantic import ValidationError
 
     try:
