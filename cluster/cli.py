@@ -2,12 +2,13 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cluster.commands.terminal import DebugOption, JsonOption, command
 from cluster.engine.cpu import profile
+from cluster.errors import UserError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,8 +35,8 @@ class Placement(StrEnum):
 @app.command()
 @command
 def generate(
-    target: Annotated[str, typer.Option(help="Target model: a folder or a hub name.")],
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads standard input.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target model: a folder or a hub name.")] = None,
     draft: Annotated[str | None, typer.Option(help="Draft model; without one the target decodes alone.")] = None,
     placement: Annotated[
         Placement,
@@ -55,6 +56,14 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 128,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Context to reserve; default: the model's.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a server that answers, instead of --target.")
+    ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Of the server: its authority is one the system knows.")] = False,
+    tls_ca: Annotated[Path | None, typer.Option(help="The authority that signed the server's certificate.")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="Your certificate, for mutual TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="The file that holds the server's token.")] = None,
     json_output: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -62,9 +71,9 @@ def generate(
     # Here, not above: `--help` shall not wait for what generating needs.
     from cluster.commands.generate import GenerateOptions, read_prompt
     from cluster.commands.generate import generate as run
+    from cluster.commands.generate_remote import RemoteOptions, generate_remote
     from cluster.contract.policy import Policy
     from cluster.engine.settings import EngineSettings
-    from cluster.errors import UserError
     from cluster.models.draft import plan_speculation
     from cluster.models.folder import open_model
 
@@ -75,16 +84,87 @@ def generate(
             "they are for the contract between two processes, and there is one",
             "add --placement separate, or leave them out",
         )
-    text = read_prompt(prompt, prompt_file)
+    options = GenerateOptions(
+        prompt=read_prompt(prompt, prompt_file),
+        chat=chat,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        json_output=json_output,
+    )
+    server = {"--tls": tls or None, "--tls-ca": tls_ca, "--tls-certificate": tls_certificate, "--tls-key": tls_key}
+    if address is not None:
+        own: dict[str, Any] = {"--target": target, "--draft": draft, "--num-speculative-tokens": num_speculative_tokens}
+        own |= {"--max-model-len": max_model_len, "--placement": placement if placement is Placement.SEPARATE else None}
+        _refuse_beside("--address", own)
+        remote = RemoteOptions(
+            address=address,
+            tls=tls,
+            tls_ca=tls_ca,
+            tls_certificate=tls_certificate,
+            tls_key=tls_key,
+            token_file=token_file,
+        )
+        generate_remote(remote, options)
+        return
+    if target is None:
+        raise UserError("no model", "there is nothing to answer with", "name --target, or --address of a server")
+    _refuse_beside("--target", server | {"--token-file": token_file})
     model = open_model(target, role="target")
     speculation = None
     if draft is not None:
         speculation = plan_speculation(model, open_model(draft, role="draft"), num_speculative_tokens)
     settings = EngineSettings(target=model, speculation=speculation, max_model_len=max_model_len, max_num_seqs=1)
-    options = GenerateOptions(
-        prompt=text, chat=chat, max_tokens=max_tokens, temperature=temperature, seed=seed, json_output=json_output
-    )
     run(settings, options, separate=policy if placement is Placement.SEPARATE else None)
+
+
+@app.command()
+@command
+def serve(
+    target: Annotated[str, typer.Option(help="Target model: a folder or a hub name.")],
+    draft: Annotated[str | None, typer.Option(help="Draft model; without one the target decodes alone.")] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(help="Tokens drafted a round (K); default: what the draft was trained for.")
+    ] = None,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Context to reserve; default: the model's.")] = None,
+    max_running: Annotated[int, typer.Option(min=1, help="Choices that run at once; more wait.")] = 16,
+    max_queued: Annotated[int, typer.Option(min=0, help="Choices that wait; more are refused.")] = 256,
+    host: Annotated[str, typer.Option(help="Where to listen; the default is this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 50051,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on --host, at /metrics.")
+    ] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="The server's certificate; turns TLS on.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Clients need a certificate that this signed.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="The file with the token that every call needs.")] = None,
+    debug: DebugOption = False,
+) -> None:
+    """Serve a target, with or without a draft in its process, over gRPC."""
+    from cluster.commands.serve import serve as run
+    from cluster.engine.settings import EngineSettings
+    from cluster.models.draft import plan_speculation
+    from cluster.models.folder import open_model
+    from cluster.serving.limits import Limits
+    from cluster.serving.settings import ServerSettings, read_token, tls_settings
+
+    listening = ServerSettings(
+        host=host,
+        port=port,
+        metrics_host=host,
+        metrics_port=metrics_port,
+        tls=tls_settings(tls_certificate, tls_key, tls_client_ca),
+        token=None if token_file is None else read_token(token_file),
+        limits=Limits(max_running=max_running, max_queued=max_queued),
+    )
+    model = open_model(target, role="target")
+    speculation = None
+    if draft is not None:
+        speculation = plan_speculation(model, open_model(draft, role="draft"), num_speculative_tokens)
+    settings = EngineSettings(
+        target=model, speculation=speculation, max_model_len=max_model_len, max_num_seqs=max_running
+    )
+    run(settings, listening)
 
 
 @app.command()
@@ -145,6 +225,13 @@ def plan(
         drafting = plan_speculation(model, open_model(draft, role="draft", weights=False), num_speculative_tokens)
         settings = EngineSettings(target=model, speculation=drafting, max_model_len=max_model_len)
     run(settings, read_facts(facts or ()), options)
+
+
+def _refuse_beside(option: str, others: dict[str, Any]) -> None:
+    """Raise UserError for the first of `others` that is given: beside `option` it would do nothing."""
+    for other, value in others.items():
+        if value is not None:
+            raise UserError(f"{other} beside {option}", "it would do nothing", "leave one of them out")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from cluster.serving.status import field_and_retry
 
 
 class GenerationError(Exception):
-    """`status` and the server's words; the path of the field at fault or ""; seconds to wait before a retry, or None."""
+    """Its status, the server's words, the path of the field at fault or "", seconds to wait before a retry or None."""
 
     def __init__(self, status: grpc.StatusCode, details: str, field: str, retry_after_s: float | None) -> None:
         super().__init__(f"{status.name}: {details}")

@@ -5,9 +5,13 @@ Probes of an orchestrator can't send one, and health says nothing of a request; 
 
 import hmac
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
+
+if TYPE_CHECKING:
+    Handler = grpc.RpcMethodHandler[Any, Any]  # generic in its stubs alone
+    Context = grpc.aio.ServicerContext[Any, Any]
 
 METADATA_KEY: Final = "authorization"
 SCHEME: Final = "Bearer "
@@ -22,9 +26,9 @@ class BearerToken(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> "Handler | None":
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(_OPEN) or self._authentic(handler_call_details):
             return handler
@@ -36,10 +40,10 @@ class BearerToken(grpc.aio.ServerInterceptor):
         return hmac.compare_digest(given if isinstance(given, bytes) else given.encode(), self._expected)
 
 
-def _refusing(handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+def _refusing(handler: "Handler") -> "Handler":
     """A handler of the same shape that lets nobody in."""
 
-    async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def refuse(_: Any, context: "Context") -> None:
         why = "the call needs the server's token: metadata 'authorization: Bearer TOKEN'"
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
 
@@ -53,5 +57,5 @@ def _refusing(handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler
             made = grpc.stream_unary_rpc_method_handler
         case _:
             made = grpc.stream_stream_rpc_method_handler
-    refusing: grpc.RpcMethodHandler[Any, Any] = made(refuse, handler.request_deserializer, handler.response_serializer)
+    refusing: Handler = made(refuse, handler.request_deserializer, handler.response_serializer)
     return refusing

@@ -23,7 +23,7 @@ class RequestError(Exception):
     def within(self, path: str) -> "RequestError":
         """The same about a request that is itself a field, like `requests[3]`."""
         why = str(self).removeprefix(f"{self.field}: ")
-        field = f"{path}.{self.field}" if self.field else path
+        field = f"{path}.{self.field}" if self.field else ""
         return RequestError(self.status, field, why, retry_after_s=self.retry_after_s)
 
 

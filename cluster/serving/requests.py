@@ -1,6 +1,7 @@
 """A request's life: validated, given an id and a place, tokenized, run, ended. No gRPC call in sight."""
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -42,6 +43,7 @@ class Requests:
         self._engine = engine
         self._limits = limits
         self._jobs: dict[str, Job] = {}
+        self._left = asyncio.Event()
         self._draining = False
         self.admission = Admission(max_running=limits.max_running, max_queued=limits.max_queued)
         self.metrics = ServiceMetrics(self.admission)
@@ -55,9 +57,14 @@ class Requests:
         """Whether no request waits or runs."""
         return not self._jobs
 
-    def drain(self) -> None:
-        """Take no more requests; those that are here go on."""
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests, and return when the last has ended or the time is over."""
         self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._jobs:
+                    self._left.clear()
+                    await self._left.wait()
 
     def enter(self, message: pb.GenerateRequest) -> Job:
         """A job for the request. Raises RequestError, at once, where it is wrong or there is no room."""
@@ -85,6 +92,7 @@ class Requests:
     def leave(self, job: Job) -> None:
         """The job has ended, however that was. A second call does nothing."""
         self._jobs.pop(job.request_id, None)
+        self._left.set()
         self.admission.leave(job.ticket)
 
     async def run(self, job: Job) -> AsyncGenerator[Response, None]:
@@ -131,9 +139,10 @@ class Requests:
         """Each job's responses joined into one; a failure ends them all."""
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._run_joined(job)) for job in jobs]
-        except* RequestError as failures:
-            raise _first(failures) from failures
+                tasks = [group.create_task(self._run_joined(index, job)) for index, job in enumerate(jobs)]
+        except ExceptionGroup as failures:
+            # One is enough: the group has ended the others for it.
+            raise failures.exceptions[0] from failures
         return [task.result() for task in tasks]
 
     async def abort(self, request_ids: Iterable[str]) -> list[str]:
@@ -148,9 +157,14 @@ class Requests:
             await self._engine.abort(aborted)
         return aborted
 
-    async def _run_joined(self, job: Job) -> Response:
-        async with aclosing(self.run(job)) as responses:
-            return join_responses([response async for response in responses])
+    async def _run_joined(self, index: int, job: Job) -> Response:
+        try:
+            async with aclosing(self.run(job)) as responses:
+                return join_responses([response async for response in responses])
+        except RequestError as error:
+            raise error.within(f"requests[{index}]") from error
+        finally:
+            self.leave(job)  # others of its batch may wait for its place
 
     def _check_open(self) -> None:
         if self._draining:
@@ -182,8 +196,3 @@ class Requests:
 
 def _choices(request: Request) -> int:
     return request.sampling.n or 1
-
-
-def _first(failures: BaseExceptionGroup[RequestError]) -> RequestError:
-    first = failures.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

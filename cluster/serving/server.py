@@ -26,6 +26,9 @@ LIVENESS: Final = ""
 ENGINE_CHECK_PERIOD_S: Final = 0.5
 """A dead engine is known within this time, also when nobody asks it for anything."""
 
+_LAST_ANSWERS_S: Final = 0.5
+"""For what the last requests have still to send, when they have ended."""
+
 _PING_INTERVAL_MS: Final = 5_000
 """How often a client may ping a connection on which nothing else moves."""
 
@@ -84,9 +87,10 @@ class GenerationServer:
     async def stop(self) -> None:
         """Not ready first, so that nobody is sent here; then no new requests; then the last ones end or are cut off."""
         await self._set_ready(False)
-        self._service.requests.drain()
         logs.event("draining")
-        await self._server.stop(self._settings.drain_grace_s)
+        await self._service.requests.drain(0.0 if self._engine.dead else self._settings.drain_grace_s)
+        # Not the whole grace: watches of the health service end with the server alone.
+        await self._server.stop(_LAST_ANSWERS_S)
         if self._watching is not None:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):

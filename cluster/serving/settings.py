@@ -52,6 +52,16 @@ class ServerSettings(ListenSettings):
     token: str | None = field(default=None, repr=False)
 
 
+def tls_settings(certificate: Path | None, key: Path | None, client_ca: Path | None) -> TlsSettings | None:
+    """TLS where there is a certificate and its key. Raises UserError for a part without the rest."""
+    if certificate is None and key is None and client_ca is None:
+        return None
+    if certificate is None or key is None:
+        missing = "--tls-certificate" if certificate is None else "--tls-key"
+        raise UserError("TLS", f"{missing} is missing", "give certificate and key, or none of the TLS options")
+    return TlsSettings(certificate=certificate, key=key, client_ca=client_ca)
+
+
 def read_token(path: Path) -> str:
     """The token that a file holds, blanks at its ends left out. Raises UserError where there is none."""
     try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from google.protobuf import any_pb2
@@ -56,6 +56,6 @@ def _details(metadata: Sequence[tuple[str, str | bytes]]) -> list[any_pb2.Any]:
     return []
 
 
-async def abort(context: grpc.aio.ServicerContext[object, object], error: RequestError) -> None:
+async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: RequestError) -> None:
     """End the call with the error's status."""
     await context.abort(error.status, str(error), trailers(error))

@@ -1,0 +1,110 @@
+"""`dspark-cluster generate --address HOST:PORT`: one prompt, answered by a server."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from cluster.client import (
+    ChatMessage,
+    ChatPrompt,
+    Client,
+    ClientTls,
+    Connection,
+    GenerationError,
+    Request,
+    Response,
+    Sampling,
+    Stopping,
+    TextPrompt,
+    join_responses,
+)
+from cluster.commands.generate import GenerateOptions, GenerateResult
+from cluster.commands.terminal import messages
+from cluster.errors import UserError
+from cluster.serving.settings import read_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteOptions:
+    """Where the server is and what it asks for, as the command line gives it."""
+
+    address: str
+    tls: bool = False
+    tls_ca: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    token_file: Path | None = None
+
+    def connection(self) -> Connection:
+        """Raises UserError for an address or a file that can't be used."""
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise UserError(f"--address {self.address}", "it is not HOST:PORT", "give both, like 127.0.0.1:50051")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise UserError("--tls-certificate and --tls-key", "only one is given", "give both, or neither")
+        tls = ClientTls(ca=self.tls_ca, certificate=self.tls_certificate, key=self.tls_key)
+        return Connection(
+            address=self.address,
+            tls=tls if self.tls or tls != ClientTls() else None,
+            token=None if self.token_file is None else read_token(self.token_file),
+        )
+
+
+def generate_remote(remote: RemoteOptions, options: GenerateOptions) -> GenerateResult:
+    """Print the answer's text as it comes, then its figures. Raises UserError for whatever the server refuses."""
+    with Client(remote.connection()) as client:
+        try:
+            result = _stream(client, options)
+        except GenerationError as error:
+            raise _user_error(remote.address, error) from error
+    if options.json_output:
+        print(json.dumps(result.to_json()))
+    else:
+        messages.print(result.summary(), style="dim", soft_wrap=True)
+    return result
+
+
+def _stream(client: Client, options: GenerateOptions) -> GenerateResult:
+    chat = client.model_info().has_chat_template if options.chat is None else options.chat
+    said = ChatPrompt(messages=(ChatMessage(role="user", content=options.prompt),))
+    request = Request(
+        prompt=said if chat else TextPrompt(text=options.prompt),
+        sampling=Sampling(temperature=options.temperature, seed=options.seed),
+        stopping=Stopping(max_tokens=options.max_tokens),
+    )
+    start = time.perf_counter()
+    responses: list[Response] = []
+    for response in client.stream(request):
+        responses.append(response)
+        if not options.json_output:
+            print("".join(choice.text for choice in response.choices), end="", flush=True)
+    seconds = time.perf_counter() - start
+    if not options.json_output:
+        print(flush=True)
+    answer = join_responses(responses)
+    (choice,) = answer.choices
+    return GenerateResult(
+        text=choice.text,
+        token_ids=choice.token_ids,
+        finish_reason=choice.finish_reason,
+        num_prompt_tokens=answer.usage.prompt_tokens,
+        seconds=seconds,
+        seed=answer.seed,
+        acceptance=None if choice.speculation is None else choice.speculation.acceptance,
+    )
+
+
+def _user_error(address: str, error: GenerationError) -> UserError:
+    match error.status:
+        case grpc.StatusCode.UNAVAILABLE:
+            remedy = "check the address, TLS, and that the server is ready"
+        case grpc.StatusCode.UNAUTHENTICATED:
+            remedy = "give the server's token with --token-file"
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            remedy = "try again later"
+        case _:
+            remedy = "change the request"
+    return UserError(f"server {address}", f"{error.status.name}, {' '.join(error.details.split())}", remedy)
