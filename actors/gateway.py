@@ -1,7 +1,7 @@
 """The gateway: the generation service over gRPC, in front of all replicas."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import ray
 
@@ -12,6 +12,8 @@ from cluster.serving.model import ServedModel
 from cluster.serving.router import Router
 from cluster.serving.server import GenerationServer
 from cluster.serving.settings import ServerSettings
+
+_WILDCARDS: Final = ("0.0.0.0", "[::]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class Gateway:
         self._router = Router(engines)
         self._server = GenerationServer(self._router, self._settings, replica=GATEWAY)
         await self._server.start()
-        return self._server.address
+        return self._address
 
     @ray.method(concurrency_group=HEALTH)
     async def health(self) -> GatewayHealth | None:
@@ -59,7 +61,7 @@ class Gateway:
         requests = server.service.requests
         return GatewayHealth(
             host=ray.util.get_node_ip_address(),
-            address=server.address,
+            address=self._address,
             running=requests.admission.running,
             queued=requests.admission.queued,
             draining=requests.draining,
@@ -71,3 +73,10 @@ class Gateway:
         if self._server is not None and self._router is not None:
             await self._server.stop()
             await self._router.close()
+
+    @property
+    def _address(self) -> str:
+        """One that a client can use: of this host, where the server listens on all of its addresses."""
+        assert self._server is not None
+        host, _, port = self._server.address.rpartition(":")
+        return f"{ray.util.get_node_ip_address()}:{port}" if host in _WILDCARDS else self._server.address

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from rich.markup import escape
 
@@ -11,6 +12,8 @@ from actors.up import up as start
 from cluster.commands.terminal import messages
 from cluster.config import ClusterConfig
 from cluster.contract.contract import KVContract
+
+_MUTUAL_TLS: Final = "--tls-ca CA --tls-certificate CERTIFICATE --tls-key KEY"
 
 
 def up(config: ClusterConfig) -> None:
@@ -24,8 +27,19 @@ def up(config: ClusterConfig) -> None:
         started = start(config, say)
     for index, pair in enumerate(started.pairs):
         messages.print(escape(describe_pair(index, pair)), soft_wrap=True)
-    say("ready; stop it with `dspark-cluster down`")
+    say("ready; `dspark-cluster status` looks at it, `dspark-cluster down` stops it; try")
+    messages.print(f"  {escape(try_it(config, started.address))}", soft_wrap=True)
     print(started.address)
+
+
+def try_it(config: ClusterConfig, address: str) -> str:
+    """A command line that asks the cluster."""
+    options = [f"--address {address}"]
+    if config.gateway.token_file is not None:
+        options.append(f"--token-file {config.gateway.token_file}")
+    if config.gateway.tls is not None:
+        options.append("--tls-ca CA" if config.gateway.tls.client_ca is None else _MUTUAL_TLS)
+    return f'dspark-cluster generate {" ".join(options)} "Why is the sky blue?"'
 
 
 def describe_pair(index: int, pair: PairView) -> str:

@@ -14,6 +14,7 @@ from cluster.serving.engine import GenerationEngine
 from cluster.serving.errors import RequestError, invalid
 from cluster.serving.limits import Limits
 from cluster.serving.requests import Requests
+from cluster.serving.router import Router
 
 SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
@@ -97,18 +98,21 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         )
 
     async def GetClusterInfo(self, request: pb.GetClusterInfoRequest, context: Any) -> pb.GetClusterInfoResponse:
-        if self._engine.dead:
+        admission = self.requests.admission
+        if isinstance(self._engine, Router):
+            # Those that wait do so here, for whichever replica is free first.
+            running = self._engine.running
+            each = [self._describe(name, one, running[name]) for name, one in self._engine.replicas.items()]
+        else:
+            each = [self._describe(self._replica, self._engine, admission.running, admission.queued)]
+        return pb.GetClusterInfoResponse(replicas=each)
+
+    def _describe(self, name: str, engine: GenerationEngine, running: int, queued: int = 0) -> pb.Replica:
+        if engine.dead:
             state = pb.REPLICA_STATE_DEAD
         else:
             state = pb.REPLICA_STATE_DRAINING if self.requests.draining else pb.REPLICA_STATE_READY
-        replica = pb.Replica(
-            name=self._replica,
-            state=state,
-            running=self.requests.admission.running,
-            queued=self.requests.admission.queued,
-            kv_cache_usage=self._engine.kv_cache_usage,
-        )
-        return pb.GetClusterInfoResponse(replicas=[replica])
+        return pb.Replica(name=name, state=state, running=running, queued=queued, kv_cache_usage=engine.kv_cache_usage)
 
     @asynccontextmanager
     async def _answering(self, method: str, context: Any) -> AsyncIterator[dict[str, Any]]:

@@ -1,0 +1,206 @@
+"""A whole cluster in real Ray: target and draft on two nodes with gloo between them, and what the commands do to it.
+
+The tests stand in the order of the cluster's life: up, requests, an actor's death, down.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+from ray.cluster_utils import Cluster
+
+from cluster.channel.segment import DIRECTORY
+from cluster.client import Client, Request, Stopping, TokenPrompt
+from cluster.config import load_config
+from cluster.engine.build import engine_settings
+from cluster.engine.in_process import GenerationRequest, InProcessEngine
+from tests.checkpoints import make_pair
+
+DEADLINE_S = 400
+"""For `up` on a machine that does other things: it imports vLLM three times."""
+SHORT_DEADLINE_S = 90
+
+PROMPTS = [tuple(range(start, start + length)) for start, length in ((7, 4), (40, 33), (100, 90), (60, 12))]
+NUM_TOKENS = 24
+NAMESPACE = "dspark-cluster-test"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    config: Path
+    ray: str
+    address: str
+    said: str
+    """What `up` wrote to standard error."""
+
+
+def run(*words: object, deadline_s: float = SHORT_DEADLINE_S) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "actors.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cluster")
+    pair = make_pair("qwen3-dspark-agreeing", folder)
+    file = folder / "cluster.yaml"
+    plain = {
+        "model": {"target": str(pair.target), "draft": str(pair.draft)},
+        "engine": {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 64, "num_gpu_blocks": 16},
+        "pools": {
+            "hosts": "different",
+            "target": {"labels": {"pool": "target"}},
+            "draft": {"labels": {"pool": "draft"}},
+        },
+        "gateway": {"port": 0},
+        "ray": {"namespace": NAMESPACE},
+    }
+    file.write_text(yaml.safe_dump(plain))
+    return file
+
+
+@pytest.fixture(scope="module")
+def running(config: Path, two_nodes: Cluster) -> Iterator[Running]:
+    result = run("up", config, "--address", two_nodes.address, deadline_s=DEADLINE_S)
+    assert result.returncode == 0, result.stderr
+    yield Running(config=config, ray=two_nodes.address, address=result.stdout.strip(), said=result.stderr)
+    run("down", "--address", two_nodes.address, "--namespace", NAMESPACE)
+
+
+@pytest.fixture(scope="module")
+def expected(config: Path) -> list[tuple[int, ...]]:
+    """What the target alone answers."""
+    settings = engine_settings(load_config(config))
+    requests = [
+        GenerationRequest(prompt_token_ids=prompt, max_tokens=NUM_TOKENS, ignore_eos=True) for prompt in PROMPTS
+    ]
+    with InProcessEngine(without_draft(settings)) as engine:
+        return [completion.token_ids for completion in engine.generate(requests)]
+
+
+def without_draft(settings: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(settings, speculation=None)
+
+
+def asked(prompt: tuple[int, ...]) -> Request:
+    return Request(prompt=TokenPrompt(token_ids=prompt), stopping=Stopping(max_tokens=NUM_TOKENS, ignore_eos=True))
+
+
+def status(running: Running) -> dict[str, Any]:
+    result = run("status", "--address", running.ray, "--namespace", NAMESPACE, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + SHORT_DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def actor(name: str) -> Any:
+    return ray.get_actor(name, namespace=NAMESPACE)
+
+
+def test_up_tells_each_step_and_ends_with_the_address(running: Running) -> None:
+    for step in ("draft-0: loading", "target-0: ready", "pair 0: epoch 1, contract ", "dspark, K = 4, 16 blocks"):
+        assert step in running.said
+    assert f"dspark-cluster generate --address {running.address}" in running.said
+    assert running.address.startswith("127.0.0.1:")
+
+
+def test_streams_are_the_targets_own(running: Running, expected: list[tuple[int, ...]]) -> None:
+    """Together, and while others are cancelled in mid-stream."""
+
+    def cancel(prompt: tuple[int, ...]) -> None:
+        stream = client.stream(asked(prompt))
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+
+    with Client(running.address) as client, ThreadPoolExecutor(8) as pool:
+        cancelled = [pool.submit(cancel, prompt) for prompt in PROMPTS[:2]]
+        answers = list(pool.map(lambda prompt: client.generate(asked(prompt)), PROMPTS * 2))
+        for each in cancelled:
+            each.result()
+    assert [answer.choices[0].token_ids for answer in answers] == expected * 2
+    figures = answers[1].choices[0].speculation
+    assert figures is not None
+    assert figures.acceptance.accepted > 0
+
+
+def test_status_tells_what_runs(running: Running) -> None:
+    now = status(running)
+    assert now["schema"] == "dspark-cluster/status/1"
+    assert now["gateway"]["address"] == running.address
+    assert now["targets"]["target-0"]["ready"]
+    assert now["requests"] == 2 * len(PROMPTS) + 2
+    assert now["targets"]["target-0"]["running"] == 0
+    assert now["acceptance"]["acceptance_length"] > 1
+    (pair,) = now["pairs"]
+    assert pair["epoch"] == 1
+    assert f"contract {pair['digest'][:16]}" in running.said
+    assert {(member["name"], member["activity"]) for member in pair["members"]} == {
+        ("target-0", "ready"),
+        ("draft-0", "ready"),
+    }
+    shown = run("status", "--address", running.ray, "--namespace", NAMESPACE).stdout
+    assert "target-0" in shown
+    assert f"{now['requests']} requests; acceptance length" in shown
+
+
+def test_a_second_cluster_needs_another_namespace(running: Running) -> None:
+    result = run("up", running.config, "--address", running.ray)
+    assert result.returncode == 2
+    assert f"Ray namespace {NAMESPACE}: there is a cluster in it (coordinator, draft-0, gateway, target-0)" in (
+        result.stderr
+    )
+
+
+def test_an_engines_process_ends_with_its_actor(running: Running) -> None:
+    """And who asks is told that nobody answers."""
+    replica = ray.get(actor("target-0").__ray_call__.remote(lambda _: os.getpid()))
+    children = children_of(replica)
+    assert children, "vLLM runs its engine in a process of its own"
+    os.kill(replica, signal.SIGKILL)
+    eventually(lambda: not any(lives(child) for child in children))
+    eventually(lambda: not status(running)["gateway"]["serving"])
+
+
+def test_down_leaves_nothing(running: Running) -> None:
+    result = run("down", "--address", running.ray, "--namespace", NAMESPACE)
+    assert result.returncode == 0, result.stderr
+    assert "stopped coordinator, draft-0, gateway" in result.stderr
+    assert not [each for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE]
+    assert not list(DIRECTORY.glob("dspark-cluster.*"))
+    again = run("status", "--address", running.ray, "--namespace", NAMESPACE)
+    assert again.returncode == 2
+    assert "none runs in this Ray namespace" in again.stderr
+
+
+def children_of(process: int) -> list[int]:
+    return [
+        int(word)
+        for task in Path(f"/proc/{process}/task").iterdir()
+        for word in (task / "children").read_text().split()
+    ]
+
+
+def lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
