@@ -11,6 +11,9 @@ from cluster.errors import UserError
 CALL_TIMEOUT_S: Final = 60.0
 """For an actor's process to start and to answer, without loading a model; 3 s on an idle machine."""
 
+HEALTH_TIMEOUT_S: Final = 5.0
+"""For a health call, which waits behind nothing of the actor's own work."""
+
 
 def answer_of(name: str, answer: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> Any:
     """What the actor `name` answers.
@@ -31,3 +34,11 @@ def answer_of(name: str, answer: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> A
         raise UserError(
             f"{name} hasn't answered in {timeout_s:g} s", "it is held up", "look at its log, in Ray's session folder"
         ) from error
+
+
+def ask_health(name: str, method: str = "health") -> Any:
+    """What the actor of this name says of itself, or None where it doesn't answer."""
+    try:
+        return answer_of(name, getattr(ray.get_actor(name), method).remote(), timeout_s=HEALTH_TIMEOUT_S)
+    except (UserError, ValueError):  # ValueError is Ray's answer to a name that nobody has
+        return None

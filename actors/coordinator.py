@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
@@ -19,6 +19,8 @@ from cluster.control.service import serving
 from cluster.control.settings import CoordinatorSettings
 from cluster.control.state import NEW, MemberView, Record
 from cluster.control.state import Coordinator as StateMachine
+
+T = TypeVar("T")
 
 _KEPT_AS: Final = b"coordinator"
 
@@ -59,6 +61,15 @@ class Coordinator:
 
     def pairs(self) -> list[PairView]:
         """What each pair is doing."""
+        return self._run(self._look())
+
+    def stop(self) -> None:
+        """Serve no longer, and forget."""
+        self._run(self._serving.aclose())
+        _internal_kv_del(_KEPT_AS, namespace=_namespace())
+
+    async def _look(self) -> list[PairView]:
+        # In the loop that changes them.
         return [
             PairView(
                 epoch=machine.record.epoch,
@@ -69,11 +80,6 @@ class Coordinator:
             for machine in self._machines
         ]
 
-    def stop(self) -> None:
-        """Serve no longer, and forget."""
-        self._run(self._serving.aclose())
-        _internal_kv_del(_KEPT_AS, namespace=_namespace())
-
     async def _serve(self) -> None:
         for pair in range(len(self._kept)):
             settings = CoordinatorSettings(address=self._address(pair), policy=self._policy)
@@ -82,8 +88,8 @@ class Coordinator:
             self._machines.append(await self._serving.enter_async_context(service))
         _write(self._kept)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _address(self, pair: int) -> str:
         return f"{self._host}:{self._kept[pair]['port']}"

@@ -7,10 +7,11 @@ from typing import Any, Final
 import ray
 from ray.exceptions import RayError
 
+from actors.answers import ask_health
+from actors.gateway import GatewayHealth
 from actors.names import COORDINATOR, GATEWAY
 from actors.placement import release
 from cluster.channel.segment import remove_orphans
-from cluster.serving.settings import DRAIN_GRACE_S
 
 _STOP_TIMEOUT_S: Final = 30.0
 """For an engine to close: it takes 3 s to unload vLLM, longer on a busy host. What is left is killed."""
@@ -21,28 +22,26 @@ _KILL_TIMEOUT_S: Final = 15.0
 
 def down(say: Callable[[str], None]) -> list[str]:
     """Stop the cluster in this process's Ray namespace, however much of it there is; returns its actors' names."""
-    actors = {name: ray.get_actor(name) for name in ray.util.list_named_actors()}
-    stopping = [
-        ({GATEWAY}, "ends the last requests", DRAIN_GRACE_S + _STOP_TIMEOUT_S),
-        ({name for name in actors if name.startswith("target")}, "closes the engines", _STOP_TIMEOUT_S),
-        ({COORDINATOR}, "stops the coordinator", _STOP_TIMEOUT_S),
-    ]
-    for names, what, timeout_s in stopping:
-        present = [actors[name] for name in sorted(names & actors.keys())]
-        if present:
-            say(what)
-            _stop(present, timeout_s)
+    actors = {name: ray.get_actor(name) for name in sorted(ray.util.list_named_actors())}
+    if GATEWAY in actors:
+        say("ends the last requests")
+        gateway: GatewayHealth | None = ask_health(GATEWAY)
+        _stop([actors[GATEWAY]], _STOP_TIMEOUT_S + (gateway.drain_grace_s if gateway is not None else 0.0))
+    say("closes the engines")
+    _stop([actor for name, actor in actors.items() if name.startswith("target")], _STOP_TIMEOUT_S)
+    if COORDINATOR in actors:
+        _stop([actors[COORDINATOR]], _STOP_TIMEOUT_S)
     for actor in actors.values():
         ray.kill(actor, no_restart=True)
     _await_none()
     release()
     remove_orphans()
-    return sorted(actors)
+    return list(actors)
 
 
 def _stop(actors: list[Any], timeout_s: float) -> None:
     answers = [actor.stop.remote() for actor in actors]
-    ended, _ = ray.wait(answers, num_returns=len(answers), timeout=timeout_s)
+    ended, _ = ray.wait(answers, num_returns=len(answers), timeout=timeout_s) if answers else ([], [])
     for answer in ended:
         try:
             ray.get(answer)

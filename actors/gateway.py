@@ -25,7 +25,9 @@ class GatewayHealth:
     running: int
     queued: int
     draining: bool
+    drain_grace_s: float
     serving: bool
+    """Whether a replica lives."""
 
 
 @ray.remote(num_cpus=0, concurrency_groups={HEALTH: 1})
@@ -65,6 +67,7 @@ class Gateway:
             running=requests.admission.running,
             queued=requests.admission.queued,
             draining=requests.draining,
+            drain_grace_s=self._settings.drain_grace_s,
             serving=not router.dead,
         )
 

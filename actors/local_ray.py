@@ -132,7 +132,7 @@ def start_local_ray() -> LocalRay:
     while b"--block" not in (written := log.read_bytes()):  # the title of what it says once all is there
         if process.poll() is not None or time.monotonic() > deadline_s:
             local.stop()
-            why = " ".join(written.decode(errors="replace").split()[-40:])
+            why = (written.decode(errors="replace").splitlines() or ["it says nothing"])[-1].strip()
             raise UserError("Ray on this machine", f"it did not start ({why})", "mend that, or join one by --address")
         time.sleep(0.05)
     return local

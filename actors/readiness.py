@@ -80,9 +80,15 @@ def _errors_of_others(name_of: Mapping[Any, str]) -> list[Exception]:
 
 def _most_telling(errors: list[Exception]) -> Exception:
     """A refused contract tells most, and least that the other side is lost."""
-    vague = (ContractError | ContractViolation, Exception, EngineStartError, ControlError)
+    return min(errors, key=_vagueness)
 
-    def vagueness(error: Exception) -> int:
-        return next(place for place in (3, 2, 0, 1) if isinstance(error, vague[place]))
 
-    return min(errors, key=vagueness)
+def _vagueness(error: Exception) -> int:
+    match error:
+        case ContractError() | ContractViolation():
+            return 0
+        case EngineStartError():
+            return 2
+        case ControlError():
+            return 3
+    return 1

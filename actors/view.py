@@ -3,11 +3,11 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 import ray
 
-from actors.answers import answer_of
+from actors.answers import ask_health
 from actors.coordinator import PairView
 from actors.draft import DraftHealth
 from actors.fit import NodeView
@@ -20,9 +20,6 @@ from cluster.speculation.figures import AcceptanceFigures
 
 STATUS_SCHEMA: Final = "dspark-cluster/status/1"
 """Another number for any change that could break a reader."""
-
-_ANSWER_TIMEOUT_S: Final = 5.0
-"""For a health call, which waits behind nothing of the actor's own work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +64,10 @@ def view() -> ClusterView:
     names = sorted(ray.util.list_named_actors())
     if not names:
         raise UserError("no cluster", "none runs in this Ray namespace", "start one with `dspark-cluster up`")
-    pairs = _ask(COORDINATOR, "pairs") if COORDINATOR in names else None
     return ClusterView(
         nodes=tuple(nodes()),
-        gateway=_ask(GATEWAY, "health") if GATEWAY in names else None,
-        targets={name: _ask(name, "health") for name in names if name.startswith("target")},
-        drafts={name: _ask(name, "health") for name in names if name.startswith("draft")},
-        pairs=tuple(pairs or ()),
+        gateway=ask_health(GATEWAY),
+        targets={name: ask_health(name) for name in names if name.startswith("target")},
+        drafts={name: ask_health(name) for name in names if name.startswith("draft")},
+        pairs=tuple(ask_health(COORDINATOR, "pairs") or ()),
     )
-
-
-def _ask(name: str, method: str) -> Any:
-    try:
-        return answer_of(name, getattr(ray.get_actor(name), method).remote(), timeout_s=_ANSWER_TIMEOUT_S)
-    except (UserError, ValueError):  # Ray's answer to a name that has gone meanwhile
-        return None

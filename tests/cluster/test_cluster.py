@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +85,8 @@ def expected(config: Path) -> list[tuple[int, ...]]:
     requests = [
         GenerationRequest(prompt_token_ids=prompt, max_tokens=NUM_TOKENS, ignore_eos=True) for prompt in PROMPTS
     ]
-    with InProcessEngine(without_draft(settings)) as engine:
+    with InProcessEngine(replace(settings, speculation=None)) as engine:
         return [completion.token_ids for completion in engine.generate(requests)]
-
-
-def without_draft(settings: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(settings, speculation=None)
 
 
 def asked(prompt: tuple[int, ...]) -> Request:
@@ -192,11 +186,8 @@ def test_down_leaves_nothing(running: Running) -> None:
 
 
 def children_of(process: int) -> list[int]:
-    return [
-        int(word)
-        for task in Path(f"/proc/{process}/task").iterdir()
-        for word in (task / "children").read_text().split()
-    ]
+    threads = Path(f"/proc/{process}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
 
 
 def lives(process: int) -> bool:

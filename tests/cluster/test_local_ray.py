@@ -1,6 +1,5 @@
 """The Ray that `up` starts where there is none, and that ends with the cluster."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +47,7 @@ def test_down_stops_it_whole(tmp_path: Path) -> None:
     assert "there was no cluster" in result.stderr
     assert of_session(local.pid) == []
     assert not Path(local.folder).exists()
-    assert os.listdir(tmp_path) == []
+    assert not list(tmp_path.iterdir())
     assert find_local_ray() is None
 
 
@@ -57,7 +56,7 @@ def test_a_cluster_that_does_not_start_leaves_nothing(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "there is no such folder" in result.stderr.strip().splitlines()[-1]
     assert result.stdout == ""
-    assert os.listdir(tmp_path) == []
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", ["status", "down"])
