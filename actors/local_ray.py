@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
 from cluster.cache import cache_dir
 from cluster.channel.process import ProcessIdentity
 from cluster.errors import UserError
@@ -64,9 +66,12 @@ class LocalRay:
         return ProcessIdentity(self.pid, self.start_ticks)
 
     def use_token(self) -> None:
-        """Let this process, and those it starts, in. Before Ray is imported: it reads the environment then."""
+        """Let this process, and those it starts, in."""
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(Path(self.folder) / "token")
+        # As Ray itself does when it turns tokens on: it read the environment when it was imported.
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
 
     def stop(self) -> None:
         """End its processes, and remove what it has written."""
