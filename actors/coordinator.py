@@ -48,7 +48,8 @@ class Coordinator:
     def __init__(self, policy: Policy, pairs: int, host: str) -> None:
         self._policy = policy
         self._host = host
-        self._kept = _read() or [{"port": _free_port(host), **asdict(NEW)} for _ in range(pairs)]
+        self._kept = _read() if ray.get_runtime_context().was_current_actor_reconstructed else []
+        self._kept = self._kept or [{"port": _free_port(host), **asdict(NEW)} for _ in range(pairs)]
         self._machines: list[StateMachine] = []
         self._serving = AsyncExitStack()
         self._loop = asyncio.new_event_loop()
@@ -99,9 +100,11 @@ class Coordinator:
         _write(self._kept)
 
 
-def _read() -> list[dict[str, Any]] | None:
+def _read() -> list[dict[str, Any]]:
+    """Empty where it died before it had begun to serve."""
     kept = _internal_kv_get(_KEPT_AS, namespace=_namespace())
-    return None if kept is None else json.loads(kept)
+    pairs: list[dict[str, Any]] = [] if kept is None else json.loads(kept)
+    return pairs
 
 
 def _write(kept: list[dict[str, Any]]) -> None:
