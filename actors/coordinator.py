@@ -37,7 +37,6 @@ class PairView:
     members: tuple[MemberView, ...]
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=2)
 class Coordinator:
     """Serves from its constructor on, and restarts as often as it dies. What a restart must not forget, epochs,
     contracts and ports, is in Ray's own key-value store, which outlives it.
@@ -98,6 +97,11 @@ class Coordinator:
     def _keep(self, pair: int, record: Record) -> None:
         self._kept[pair] |= asdict(record)
         _write(self._kept)
+
+
+COORDINATOR_ACTOR: Final[Any] = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=2)(
+    Coordinator
+)
 
 
 def _read() -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from dataclasses import dataclass
+from typing import Any, Final
 
 import ray
 
@@ -20,7 +21,6 @@ class DraftHealth:
     joined: bool
 
 
-@ray.remote(concurrency_groups={HEALTH: 1})
 class DraftWorker:
     """Runs in a thread of its own, so that the actor answers while it loads and serves."""
 
@@ -63,3 +63,6 @@ class DraftWorker:
             host=self._host,
         )
         await asyncio.to_thread(run, settings, self._joined.set)
+
+
+DRAFT_ACTOR: Final[Any] = ray.remote(concurrency_groups={HEALTH: 1})(DraftWorker)

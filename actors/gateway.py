@@ -30,7 +30,6 @@ class GatewayHealth:
     """Whether a replica lives."""
 
 
-@ray.remote(num_cpus=0, concurrency_groups={HEALTH: 1})
 class Gateway:
     """Listens from `start` to `stop`."""
 
@@ -83,3 +82,6 @@ class Gateway:
         assert self._server is not None
         host, _, port = self._server.address.rpartition(":")
         return f"{ray.util.get_node_ip_address()}:{port}" if host in _WILDCARDS else self._server.address
+
+
+GATEWAY_ACTOR: Final[Any] = ray.remote(num_cpus=0, concurrency_groups={HEALTH: 1})(Gateway)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import ray
 
@@ -34,7 +34,6 @@ class ReplicaHealth:
     acceptance: AcceptanceFigures | None
 
 
-@ray.remote(concurrency_groups={HEALTH: 1})
 class TargetReplica:
     """Its engine's own process ends with the actor's."""
 
@@ -115,3 +114,6 @@ class TargetReplica:
             if choice.speculation is not None:
                 gained = choice.speculation.acceptance
                 self._acceptance = gained if self._acceptance is None else self._acceptance + gained
+
+
+TARGET_ACTOR: Final[Any] = ray.remote(concurrency_groups={HEALTH: 1})(TargetReplica)

@@ -8,14 +8,14 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.answers import answer_of
-from actors.coordinator import Coordinator, PairView
+from actors.coordinator import COORDINATOR_ACTOR, PairView
 from actors.down import down
-from actors.draft import DraftWorker
-from actors.gateway import Gateway
+from actors.draft import DRAFT_ACTOR
+from actors.gateway import GATEWAY_ACTOR
 from actors.names import COORDINATOR, GATEWAY, member_name
 from actors.placement import ReplicaPlaces, place
 from actors.readiness import await_ready
-from actors.target import TargetReplica
+from actors.target import TARGET_ACTOR
 from cluster.channel.base import ChannelKind
 from cluster.config import ClusterConfig
 from cluster.contract.facts import Role
@@ -94,13 +94,13 @@ class _Launch:
     def _start_coordinator(self, places: Sequence[ReplicaPlaces]) -> Any:
         nodes = {where.node_id for each in places for where in (each.target, each.draft) if where is not None}
         host = LOOPBACK if nodes == {self._here} else self._address_of[self._here]
-        actor = _named(Coordinator, COORDINATOR, scheduling_strategy=self._on_this_node())
+        actor = _named(COORDINATOR_ACTOR, COORDINATOR, scheduling_strategy=self._on_this_node())
         return actor.remote(self._config.contract, len(places), host)
 
     def _start_draft(self, index: int, where: ReplicaPlaces, address: str) -> Any:
         assert where.draft is not None
         member = self._member("draft", index, address)
-        actor = _named(DraftWorker, member.name, **where.draft.actor_options())
+        actor = _named(DRAFT_ACTOR, member.name, **where.draft.actor_options())
         worker = actor.remote(self._config, member, self._host(where, where.draft.node_id))
         worker.start.remote()
         return worker
@@ -114,13 +114,13 @@ class _Launch:
                 host=self._host(where, where.target.node_id),
                 round_deadline_s=self._config.channel.round_deadline_s,
             )
-        actor = _named(TargetReplica, member_name("target", index), **where.target.actor_options())
+        actor = _named(TARGET_ACTOR, member_name("target", index), **where.target.actor_options())
         return actor.remote(self._config, draft)
 
     def _start_gateway(self, settings: ServerSettings, served: Mapping[str, Any]) -> str:
         labels = self._config.gateway.labels
         where = {"label_selector": dict(labels)} if labels else {"scheduling_strategy": self._on_this_node()}
-        gateway = _named(Gateway, GATEWAY, **where).remote(settings, served)
+        gateway = _named(GATEWAY_ACTOR, GATEWAY, **where).remote(settings, served)
         address: str = answer_of(GATEWAY, gateway.start.remote())
         return address
 

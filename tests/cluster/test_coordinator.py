@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from actors.coordinator import Coordinator, PairView
+from actors.coordinator import COORDINATOR_ACTOR, PairView
 from cluster.contract.policy import Policy
 from tests.control import CONTRACT, DEADLINE_S, join, pair_up
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("two_nodes")
 
 @pytest.fixture
 def coordinator() -> Iterator[Any]:
-    actor = Coordinator.options(name="coordinator").remote(Policy(), 2, "127.0.0.1")
+    actor = COORDINATOR_ACTOR.options(name="coordinator").remote(Policy(), 2, "127.0.0.1")
     yield actor
     ray.get(actor.stop.remote())
     ray.kill(actor)

@@ -1,0 +1,136 @@
+"""The gateway in front of two replicas, all of them actors in real Ray; what the replicas run is scripted.
+
+The last test kills them.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from actors.gateway import GATEWAY_ACTOR, GatewayHealth
+from actors.names import HEALTH
+from actors.target import ReplicaHealth, TargetReplica
+from cluster.client import Client, GenerationError, Request, Sampling, Stopping, TokenPrompt
+from cluster.config import ClusterConfig, ModelConfig
+from cluster.serving.settings import ServerSettings
+from tests.serving.scripted_engine import ScriptedEngine
+
+DEADLINE_S = 30
+CONFIG = ClusterConfig(model=ModelConfig(target="scripted"))
+NAMES = ("target-0", "target-1")
+
+
+class ScriptedReplica(TargetReplica):
+    def _build(self) -> Any:
+        return ScriptedEngine()
+
+    async def hold(self) -> None:
+        self._engine.hold()  # type: ignore[union-attr]
+
+    async def process(self) -> int:
+        return os.getpid()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    gateway: Any
+    replicas: dict[str, Any]
+    address: str
+
+    def health(self, name: str) -> ReplicaHealth:
+        return ray.get(self.replicas[name].health.remote())
+
+    def gateway_health(self) -> GatewayHealth:
+        return ray.get(self.gateway.health.remote())
+
+
+@pytest.fixture(scope="module")
+def served(two_nodes: Cluster) -> Iterator[Served]:  # noqa: ARG001 - a session that this module's actors live in
+    actor = ray.remote(num_cpus=0, concurrency_groups={HEALTH: 1})(ScriptedReplica)
+    replicas = {name: actor.remote(CONFIG, None) for name in NAMES}
+    started = {name: (replica, ray.get(replica.start.remote())) for name, replica in replicas.items()}
+    gateway = GATEWAY_ACTOR.remote(ServerSettings(port=0), started)
+    yield Served(gateway=gateway, replicas=replicas, address=ray.get(gateway.start.remote()))
+    for each in (gateway, *replicas.values()):
+        ray.kill(each)
+
+
+def request(tokens: int = 5, **more: Any) -> Request:
+    return Request(prompt=TokenPrompt(token_ids=(1, 2)), stopping=Stopping(max_tokens=tokens), **more)
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_requests_share_the_replicas(served: Served) -> None:
+    for replica in served.replicas.values():
+        ray.get(replica.hold.remote())
+    with Client(served.address) as client:
+        streams = [client.stream(request()) for _ in range(4)]
+        for stream in streams:
+            assert next(stream).choices[0].text == "a"
+        assert [served.health(name).running for name in NAMES] == [2, 2]
+        assert {(info.name, info.state, info.running) for info in client.cluster_info()} == {
+            ("target-0", "ready", 2),
+            ("target-1", "ready", 2),
+        }
+        # What a client doesn't want any more, its replica doesn't make.
+        for stream in streams:
+            stream.close()  # type: ignore[attr-defined]
+        eventually(lambda: [served.health(name).running for name in NAMES] == [0, 0])
+    assert sum(served.health(name).requests for name in NAMES) == 4
+
+
+def test_an_abort_ends_what_runs(served: Served) -> None:
+    for replica in served.replicas.values():
+        ray.get(replica.hold.remote())
+    with Client(served.address) as client:
+        stream = client.stream(request(request_id="mine"))
+        next(stream)
+        assert client.abort(["mine", "unknown"]) == ["mine"]
+        assert [response.choices[0].finish_reason for response in stream] == ["aborted"]
+
+
+def test_what_a_replica_refuses_keeps_its_status(served: Served) -> None:
+    with Client(served.address) as client, pytest.raises(GenerationError) as error:
+        client.generate(request(sampling=Sampling(temperature=-1.0)))
+    assert error.value.status.name == "INVALID_ARGUMENT"
+    assert error.value.field == "sampling.temperature"
+
+
+def test_a_replica_that_dies(served: Served) -> None:
+    """Its requests end with UNAVAILABLE, later ones go to the other; without any, the gateway isn't ready."""
+    for replica in served.replicas.values():
+        ray.get(replica.hold.remote())
+    with Client(served.address) as client:
+        streams = [client.stream(request()) for _ in NAMES]
+        for stream in streams:
+            next(stream)
+        kill(served, "target-0")
+        with pytest.raises(GenerationError, match="died") as error:
+            list(streams[0])
+        assert error.value.status.name == "UNAVAILABLE"
+        assert served.health("target-1").running == 1
+        assert [info.state for info in client.cluster_info()] == ["dead", "ready"]
+        next(client.stream(request()))
+        assert served.health("target-1").running == 2
+        kill(served, "target-1")
+        eventually(lambda: not served.gateway_health().serving)
+        with pytest.raises(GenerationError) as error:
+            client.generate(request())
+        assert error.value.status.name == "UNAVAILABLE"
+
+
+def kill(served: Served, name: str) -> None:
+    os.kill(ray.get(served.replicas[name].process.remote()), signal.SIGKILL)
