@@ -50,6 +50,8 @@ class BuiltSide:
     writes: tuple[ConfigWrite, ...]
     weights: tuple[torch.nn.Parameter, ...]
     borrowed: tuple[torch.nn.Parameter, ...] = ()
+    kv_cache_bytes: int | None = None
+    """As measured; None to estimate it."""
 
 
 def pairing_of(speculative: SpeculativeConfig, role: Role) -> Pairing:
@@ -120,7 +122,7 @@ def read_side(side: BuiltSide) -> SideFacts:
         weight_bytes=weight_bytes,
         shared_weight_bytes=_bytes(side.borrowed),
         projection_bytes=_bytes(_projection(side.module)) if side.role == "draft" else 0,
-        kv_cache_bytes=_kv_cache_bytes(config, weight_bytes),
+        kv_cache_bytes=_kv_cache_bytes(config, weight_bytes) if side.kv_cache_bytes is None else side.kv_cache_bytes,
         num_gpu_blocks_override=config.cache_config.num_gpu_blocks_override,
         groups=read_groups(config, side.role, side.specs, side.selections),
         constructor_writes=side.writes,

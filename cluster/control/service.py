@@ -5,7 +5,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from dspark.v1.control_pb2 import JoinRequest, JoinResponse
@@ -15,6 +15,9 @@ from cluster.control.options import SERVER_OPTIONS
 from cluster.control.settings import CoordinatorSettings
 from cluster.control.state import NEW, Coordinator, Output, Record
 from cluster.errors import UserError
+
+STOP_GRACE_S: Final = 1.0
+"""For streams that were ended to be closed. It takes milliseconds."""
 
 
 class ControlService(ControlServiceServicer):
@@ -32,7 +35,7 @@ class ControlService(ControlServiceServicer):
     async def Join(self, request_iterator: AsyncIterator[JoinRequest], context: Any) -> AsyncIterator[JoinResponse]:  # noqa: N802, ARG002
         stream, outbox = next(self._streams), asyncio.Queue[JoinResponse | None]()
         self._outboxes[stream] = outbox
-        reader = asyncio.create_task(self._read(stream, request_iterator))
+        reader = asyncio.create_task(self._read(stream, outbox, request_iterator))
         try:
             while (response := await outbox.get()) is not None:
                 yield response
@@ -43,12 +46,14 @@ class ControlService(ControlServiceServicer):
             del self._outboxes[stream]
             self._deliver(self.coordinator.broken(stream))
 
-    async def _read(self, stream: int, requests: AsyncIterator[JoinRequest]) -> None:
+    async def _read(
+        self, stream: int, outbox: asyncio.Queue[JoinResponse | None], requests: AsyncIterator[JoinRequest]
+    ) -> None:
         try:
             async for request in requests:
                 self._deliver(self.coordinator.receive(stream, request, time.monotonic()))
         finally:
-            self._outboxes[stream].put_nowait(None)
+            outbox.put_nowait(None)
 
     async def watch_heartbeats(self, interval_s: float) -> None:
         """Lose silent members, until this is cancelled."""
@@ -59,6 +64,11 @@ class ControlService(ControlServiceServicer):
             # Whoever was held up itself has heard nobody, and judges nobody by that.
             if now - begun < 2 * interval_s:
                 self._deliver(self.coordinator.expire(now))
+
+    def end_streams(self) -> None:
+        """Let every member go; it finds its coordinator gone."""
+        for outbox in self._outboxes.values():
+            outbox.put_nowait(None)
 
     def _deliver(self, outputs: Iterable[Output]) -> None:
         if self.coordinator.record != self._kept:
@@ -99,4 +109,5 @@ async def serving(
         yield service.coordinator
     finally:
         watching.cancel()
-        await server.stop(grace=None)
+        service.end_streams()
+        await server.stop(STOP_GRACE_S)

@@ -12,6 +12,7 @@ from dspark.v1.control_pb2 import EngineSizes
 from cluster.contract.facts import Role
 from cluster.contract.observe import Observed
 from cluster.contract.read_side import BuiltSide, pairing_of
+from cluster.contract.vllm_names import resolve_kv_cache_layout
 from cluster.control.member import Member
 from cluster.engine.contract_worker import ContractWorker
 from cluster.engine.release import vllm_release
@@ -35,6 +36,9 @@ class TargetWorker(ContractWorker):
 
     def built_side(self, specs: Mapping[str, Any], observed: Observed) -> BuiltSide:
         module = self.model_runner.get_model()
+        # Measured here, for the contract fixes the number of blocks before the engine core asks. A GPU's measurement
+        # wants the layout that the core resolves next.
+        resolve_kv_cache_layout(self.vllm_config, [self.get_supported_kv_cache_layouts()], specs.values())
         return BuiltSide(
             role=self.role,
             model=self.model_config.model,
@@ -46,6 +50,7 @@ class TargetWorker(ContractWorker):
             selections=observed.selections,
             writes=observed.writes,
             weights=tuple(module.parameters()),
+            kv_cache_bytes=self.measured_memory(),
         )
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:

@@ -35,9 +35,9 @@ def contracted_target(arguments: dict[str, Any], report: Report) -> None:
     from vllm import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    def start() -> tuple[KVContract, Any]:
+    def start() -> tuple[Any, KVContract, Any]:
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        return engine.model_executor.driver_worker.worker.contract, engine.vllm_config
+        return engine, engine.model_executor.driver_worker.worker.contract, engine.vllm_config
 
     _report_of(start, report)
 
@@ -46,7 +46,7 @@ def contracted_draft(member: dict[str, Any], arguments: dict[str, Any], mutation
     """The same of a draft, from its hello until it would serve rounds."""
     from cluster.speculation.hosted import HostedSpeculator
 
-    def start() -> tuple[KVContract, Any]:
+    def start() -> tuple[Any, KVContract, Any]:
         if mutation:
             _let_a_constructor_write()
         with Member(MemberSettings(**member), vllm_version=vllm_release()) as one, one.reporting():
@@ -54,7 +54,7 @@ def contracted_draft(member: dict[str, Any], arguments: dict[str, Any], mutation
             contract = hosted.allocate(one)
             channel, _ = open_rounds(one, contract, hosted.table_widths)
             channel.close()  # no round is asked for
-            return contract, hosted._executor.vllm_config
+            return hosted, contract, hosted._executor.vllm_config
 
     _report_of(start, report)
 
@@ -68,7 +68,8 @@ def separate_pair(settings: EngineSettings, policy: Policy, report: Report) -> N
         report({"error": str(error), "left": left})
 
 
-def _report_of(start: Callable[[], tuple[KVContract, Any]], report: Report) -> None:
+def _report_of(start: Callable[[], tuple[Any, KVContract, Any]], report: Report) -> None:
+    """`start` gives an engine, which frees its tensors when it is dropped, its contract and its config."""
     from vllm.v1.worker import utils
     from vllm.v1.worker.gpu import attn_utils
 
@@ -81,7 +82,7 @@ def _report_of(start: Callable[[], tuple[KVContract, Any]], report: Report) -> N
 
     attn_utils.allocate_kv_cache = counting
     try:
-        contract, vllm_config = start()
+        _engine, contract, vllm_config = start()
     except (ContractError, ContractViolation, ControlError) as error:
         field = getattr(error, "field", None)
         report({"error": str(error), "field": field, "type": type(error).__name__, "allocations": allocations})

@@ -173,11 +173,12 @@ def test_bytes_that_are_no_message_end_their_own_stream_only(address: str, pair:
     agree(*pair)
 
 
-def test_a_coordinator_that_goes_ends_the_wait(tmp_path: Path) -> None:
+def test_a_coordinator_that_goes_ends_the_wait(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with coordinator(tmp_path) as address:
         target = join(address, "target")
     with target, pytest.raises(ControlError, match=r"the coordinator at unix:.* is gone"):
         target.meet_peer()
+    assert capfd.readouterr().err == "", "it goes quietly"
 
 
 def test_an_address_that_cant_be_listened_on_is_said() -> None:
