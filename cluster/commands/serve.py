@@ -2,18 +2,15 @@
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING
 
 import typer
 
 from cluster.commands.terminal import messages
 from cluster.engine.settings import EngineSettings
 from cluster.serving import logs
+from cluster.serving.engine import GenerationEngine
 from cluster.serving.server import GenerationServer
 from cluster.serving.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from cluster.engine.async_engine import AsyncEngine
 
 REPLICA = "replica-0"
 
@@ -28,24 +25,27 @@ def serve(settings: EngineSettings, listening: ServerSettings) -> None:
         messages.print(f"{listening.host}: others can connect, and nothing is encrypted without --tls-certificate")
     with messages.status(f"loading {settings.target.name}"):
         engine = AsyncEngine(settings)
-    asyncio.run(_serve(engine, listening))
+    asyncio.run(serve_engine(engine, listening))
 
 
-async def _serve(engine: "AsyncEngine", listening: ServerSettings) -> None:
+async def serve_engine(engine: GenerationEngine, listening: ServerSettings) -> None:
+    """Serve a loaded engine until a signal comes or it dies, and close it."""
     try:
         server = GenerationServer(engine, listening, replica=REPLICA)
         await server.start()
         print(f"serving {engine.model.name} on {server.address}; Ctrl-C stops it", flush=True)
-        await _until_signal_or_death(server)
+        signalled = await _until_signal_or_death(server)
         await server.stop()
-        if engine.dead:
+        # Ctrl-C reaches the engine's process too: then its end is what was asked for.
+        if engine.dead and not signalled:
             messages.print("dspark-cluster: the engine has died; --debug shows its log", style="red")
             raise typer.Exit(1)
     finally:
         await engine.close()
 
 
-async def _until_signal_or_death(server: GenerationServer) -> None:
+async def _until_signal_or_death(server: GenerationServer) -> bool:
+    """Whether it was a signal."""
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, stopping.set)
@@ -53,3 +53,4 @@ async def _until_signal_or_death(server: GenerationServer) -> None:
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()
+    return stopping.is_set()

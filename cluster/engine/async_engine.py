@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
 import grpc
-import vllm.envs
+import vllm
 from vllm import AsyncEngineArgs, SamplingParams
-from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.exceptions import VLLMClientError
 from vllm.inputs import TokensPrompt
+from vllm.renderers.hf import HfRenderer
 from vllm.renderers.params import ChatParams
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VLLMEngineDeadError
 from vllm.v1.engine.exceptions import EngineGenerateError
@@ -19,12 +19,13 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from cluster.engine import round_figures
 from cluster.engine.async_outputs import DeltaReader
 from cluster.engine.parent import children_die_with_this_process
+from cluster.engine.sampling_params import check_bad_words, refused, sampling_params
 from cluster.engine.settings import EngineSettings
 from cluster.engine.vllm_errors import EngineStartError, refused_settings
 from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.errors import RequestError, invalid
 from cluster.serving.model import ServedDraft, ServedModel
-from cluster.serving.types import ChatPrompt, Request, Sampling, StructuredOutput, TextPrompt, TokenPrompt
+from cluster.serving.types import ChatPrompt, Request, Sampling, TextPrompt, TokenPrompt
 
 
 class AsyncEngine:
@@ -86,7 +87,7 @@ class AsyncEngine:
             prompt["cache_salt"] = request.cache_salt
         reader = DeltaReader(request_id, request, self._engine.output_processor)
         try:
-            parameters = _sampling_params(request, self._model.default_sampling, max_tokens)
+            parameters = sampling_params(request, self._model.default_sampling, max_tokens)
             # Closed here and now, not when it is collected: closing ends the request in the engine.
             outputs = self._engine.generate(prompt, parameters, request_id, priority=request.priority or 0)
             try:
@@ -95,7 +96,7 @@ class AsyncEngine:
             finally:
                 await outputs.aclose()
         except VLLMClientError as error:
-            raise _refused(request, error) from error
+            raise refused(request, error) from error
         except VLLMEngineDeadError as error:
             raise EngineDeadError("the engine has died") from error
         except EngineGenerateError as error:
@@ -111,7 +112,7 @@ class AsyncEngine:
 
     def _prepare(self, request: Request) -> tuple[int, ...]:
         tokenizer = self._engine.renderer.get_tokenizer()
-        _check_bad_words(request, tokenizer)
+        check_bad_words(request, tokenizer)
         match request.prompt:
             case TokenPrompt(token_ids=token_ids):
                 tokens = list(token_ids)
@@ -151,7 +152,7 @@ class _KvCacheUsage(StatLoggerBase):
 
 
 def _served_model(settings: EngineSettings, engine: Any) -> ServedModel:
-    config = engine.model_config
+    config, renderer = engine.model_config, engine.renderer
     defaults = config.get_diff_sampling_param()
     neutral = SamplingParams()
     names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -161,7 +162,8 @@ def _served_model(settings: EngineSettings, engine: Any) -> ServedModel:
         vocab_size=config.get_vocab_size(),
         max_model_len=config.max_model_len,
         max_logprobs=config.get_vocab_size() if config.max_logprobs == -1 else config.max_logprobs,
-        has_chat_template=engine.renderer.get_tokenizer().chat_template is not None,
+        # Other renderers than Hugging Face's have the model's conversation format built in.
+        has_chat_template=not isinstance(renderer, HfRenderer) or renderer.get_tokenizer().chat_template is not None,
         default_sampling=Sampling(n=1, **{name: defaults.get(name, getattr(neutral, name)) for name in names}),
         default_max_tokens=defaults.get("max_tokens"),
         schedules_by_priority=engine.vllm_config.scheduler_config.policy == "priority",
@@ -174,87 +176,3 @@ def _served_model(settings: EngineSettings, engine: Any) -> ServedModel:
             num_speculative_tokens=speculation.num_speculative_tokens,
         ),
     )
-
-
-def _sampling_params(request: Request, defaults: Sampling, max_tokens: int) -> SamplingParams:
-    sampling, stopping, output = request.sampling, request.stopping, request.output
-
-    def chosen(name: str) -> Any:
-        value = getattr(sampling, name)
-        return getattr(defaults, name) if value is None else value
-
-    return SamplingParams(
-        n=chosen("n"),
-        temperature=chosen("temperature"),
-        top_p=chosen("top_p"),
-        top_k=chosen("top_k"),
-        min_p=chosen("min_p"),
-        presence_penalty=chosen("presence_penalty"),
-        frequency_penalty=chosen("frequency_penalty"),
-        repetition_penalty=chosen("repetition_penalty"),
-        seed=sampling.seed,
-        logit_bias=dict(sampling.logit_bias) or None,
-        allowed_token_ids=list(sampling.allowed_token_ids) or None,
-        bad_words=list(sampling.bad_words),
-        max_tokens=max_tokens,
-        min_tokens=stopping.min_tokens or 0,
-        stop=list(stopping.stop_strings),
-        stop_token_ids=list(stopping.stop_token_ids),
-        include_stop_str_in_output=bool(stopping.include_stop_string),
-        ignore_eos=bool(stopping.ignore_eos),
-        logprobs=output.logprobs,
-        prompt_logprobs=output.prompt_logprobs,
-        skip_special_tokens=output.skip_special_tokens is not False,
-        spaces_between_special_tokens=output.spaces_between_special_tokens is not False,
-        structured_outputs=_structured(request.structured_output),
-        output_kind=RequestOutputKind.DELTA,
-    )
-
-
-def _structured(constraint: StructuredOutput | None) -> StructuredOutputsParams | None:
-    match constraint:
-        case None:
-            return None
-        case StructuredOutput(kind="choice", texts=texts):
-            return StructuredOutputsParams(choice=list(texts))
-        case StructuredOutput(kind="json_object"):
-            return StructuredOutputsParams(json_object=True)
-        case StructuredOutput(kind="json_schema", text=text):
-            return StructuredOutputsParams(json=text)
-    return StructuredOutputsParams(**{constraint.kind: constraint.text})
-
-
-def _check_bad_words(request: Request, tokenizer: Any) -> None:
-    """vLLM's worker has room for so many of their tokens, and dies of one more."""
-    words = request.sampling.bad_words
-    if not words:
-        return
-    parameters = SamplingParams(bad_words=list(words))
-    try:
-        parameters.update_from_tokenizer(tokenizer)
-    except VLLMValidationError as error:
-        raise _refused(request, error) from error
-    tokens, most = sum(map(len, parameters.bad_words_token_ids or ())), vllm.envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
-    if tokens > most:
-        raise invalid("sampling.bad_words", f"{tokens:,} tokens; at most {most:,}")
-
-
-def _refused(request: Request, error: VLLMClientError) -> RequestError:
-    """vLLM's refusal, with our path of the field that it names."""
-    named: str | None = getattr(error, "parameter", None)
-    if named is not None:
-        field = _PATHS.get(named, named)
-    else:
-        constraint = request.structured_output
-        field = "" if constraint is None else f"structured_output.{constraint.kind}"
-    return invalid(field, " ".join(str(error).split()))
-
-
-_PATHS: dict[str, str] = {
-    **{name: f"sampling.{name}" for name in Sampling.__slots__},
-    "max_tokens": "stopping.max_tokens",
-    "stop_token_ids": "stopping.stop_token_ids",
-    "logprobs": "output.logprobs",
-    "prompt_logprobs": "output.prompt_logprobs",
-}
-"""Our paths by vLLM's names."""

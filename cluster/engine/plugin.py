@@ -1,6 +1,6 @@
 """What vLLM runs of ours in every process it starts (entry point group `vllm.general_plugins`)."""
 
-from cluster.engine import round_figures
+from cluster.engine import request_drafts, round_figures
 from cluster.engine.cpu import profile
 from cluster.engine.parent import follow_parent
 from cluster.speculation import speculator_hook
@@ -17,3 +17,4 @@ def register() -> None:
     profile.install()
     speculator_hook.install()
     round_figures.install()
+    request_drafts.install()

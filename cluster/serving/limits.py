@@ -23,7 +23,6 @@ class Limits:
     max_allowed_token_ids: int = 1024
     max_bad_words: int = 64
     max_bad_word_length: int = 128
-    max_bad_words_tokens: int = 1024
     max_structured_output_bytes: int = 64 * 1024
     max_json_nesting: int = 32
     max_regex_length: int = 4096

@@ -34,9 +34,7 @@ class ServedModel:
 
     @property
     def unimplemented_fields(self) -> tuple[str, ...]:
-        """Paths of the fields that this engine can't honour. vLLM 0.32 speculates for all requests or for none, and
-        its rejection sampler knows neither min_p nor logit_bias."""
-        priority = () if self.schedules_by_priority else ("priority",)
-        if self.draft is None:
-            return priority
-        return ("sampling.min_p", "sampling.logit_bias", "speculation.enabled", "speculation.max_tokens", *priority)
+        """Paths of the fields that this engine can't honour. vLLM 0.32's rejection sampler knows neither min_p nor
+        logit_bias."""
+        speculating = () if self.draft is None else ("sampling.min_p", "sampling.logit_bias")
+        return speculating if self.schedules_by_priority else (*speculating, "priority")

@@ -13,7 +13,7 @@ from dspark.v1 import generation_pb2 as pb
 
 from cluster.serving import logs
 from cluster.serving.admission import Admission, QueueFullError, Ticket
-from cluster.serving.engine import EngineDeadError, GenerationEngine
+from cluster.serving.engine import EngineDelta, GenerationEngine
 from cluster.serving.errors import RequestError, invalid, unavailable
 from cluster.serving.join import join_responses
 from cluster.serving.limits import Limits
@@ -99,41 +99,23 @@ class Requests:
         """The job's responses. Closing the generator ends the request in the engine.
 
         Raises:
-            RequestError: refused by the tokenizer or the engine, or the engine is dead.
+            RequestError: refused by the tokenizer or the engine, or failed in it.
+            EngineDeadError: the engine has died.
         """
         prompt = await self._engine.prepare(job.request)
         most = check_lengths(job.request, len(prompt), self._engine.model)
         await job.ticket.admitted.wait()
         self.metrics.admitted(time.monotonic() - job.entered)
-        usage = Usage(prompt_tokens=len(prompt), cached_tokens=0, completion_tokens=0)
-        unfinished = set(range(_choices(job.request)))
-        seed = job.request.sampling.seed
-        try:
-            if not job.aborted.is_set():
-                async with aclosing(self._engine.generate(job.request_id, job.request, prompt, most)) as deltas:
-                    async for delta in deltas:
-                        usage = replace(
-                            usage,
-                            cached_tokens=delta.cached_tokens,
-                            completion_tokens=usage.completion_tokens + sum(len(c.token_ids) for c in delta.choices),
-                        )
-                        unfinished -= {choice.index for choice in delta.choices if choice.finish_reason is not None}
-                        yield Response(
-                            request_id=job.request_id,
-                            choices=delta.choices,
-                            usage=usage,
-                            seed=seed,
-                            prompt_logprobs=delta.prompt_logprobs,
-                        )
-                        seed = None
-                        # Abort may have come before the engine knew the request.
-                        if job.aborted.is_set():
-                            break
-        except EngineDeadError as error:
-            raise unavailable("the engine has died") from error
-        if unfinished:
-            ended = [ChoiceDelta(index=index, finish_reason=FinishReason.ABORTED) for index in sorted(unfinished)]
-            yield Response(request_id=job.request_id, choices=tuple(ended), usage=usage, seed=seed)
+        answer = _Answer(job.request, prompt_tokens=len(prompt))
+        if not job.aborted.is_set():
+            async with aclosing(self._engine.generate(job.request_id, job.request, prompt, most)) as deltas:
+                async for delta in deltas:
+                    yield answer.response(delta)
+                    # Abort may have come before the engine knew the request.
+                    if job.aborted.is_set():
+                        break
+        if answer.unfinished:
+            yield answer.aborted()
 
     async def run_batch(self, jobs: Sequence[Job]) -> list[Response]:
         """Each job's responses joined into one; a failure ends them all."""
@@ -192,6 +174,34 @@ class Requests:
         for job in jobs:
             logs.event("request entered", request_id=job.request_id, choices=job.ticket.choices)
         return jobs
+
+
+class _Answer:
+    """A request's responses as they are made: what they count, and which choices have still to end."""
+
+    def __init__(self, request: Request, *, prompt_tokens: int) -> None:
+        self.unfinished = set(range(_choices(request)))
+        self._request_id = request.request_id
+        self._seed = request.sampling.seed
+        self._usage = Usage(prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=0)
+
+    def response(self, delta: EngineDelta) -> Response:
+        self.unfinished -= {choice.index for choice in delta.choices if choice.finish_reason is not None}
+        tokens = self._usage.completion_tokens + sum(len(choice.token_ids) for choice in delta.choices)
+        self._usage = replace(self._usage, cached_tokens=delta.cached_tokens, completion_tokens=tokens)
+        seed, self._seed = self._seed, None  # in the first response alone
+        return Response(
+            request_id=self._request_id,
+            choices=delta.choices,
+            usage=self._usage,
+            seed=seed,
+            prompt_logprobs=delta.prompt_logprobs,
+        )
+
+    def aborted(self) -> Response:
+        """The last response, where Abort has left choices without an end."""
+        ended = [ChoiceDelta(index=index, finish_reason=FinishReason.ABORTED) for index in sorted(self.unfinished)]
+        return self.response(EngineDelta(choices=tuple(ended), cached_tokens=self._usage.cached_tokens))
 
 
 def _choices(request: Request) -> int:

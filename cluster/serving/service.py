@@ -10,8 +10,8 @@ from dspark.v1 import generation_pb2 as pb
 from dspark.v1 import generation_pb2_grpc as pb_grpc
 
 from cluster.serving import logs, status, wire
-from cluster.serving.engine import GenerationEngine
-from cluster.serving.errors import RequestError, invalid
+from cluster.serving.engine import EngineDeadError, GenerationEngine
+from cluster.serving.errors import RequestError, invalid, unavailable
 from cluster.serving.limits import Limits
 from cluster.serving.requests import Requests
 from cluster.serving.router import Router
@@ -122,10 +122,11 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         try:
             yield fields
             ended = "OK"
-        except RequestError as error:
-            ended = error.status.name
-            fields["why"] = str(error)
-            await status.abort(context, error)
+        except (RequestError, EngineDeadError) as error:
+            refusal = error if isinstance(error, RequestError) else unavailable("the engine has died")
+            ended = refusal.status.name
+            fields["why"] = str(refusal)
+            await status.abort(context, refusal)
         except asyncio.CancelledError:
             ended = "CANCELLED"  # or its deadline: gRPC doesn't say
             raise

@@ -53,12 +53,15 @@ class ServerSettings(ListenSettings):
 
 
 def tls_settings(certificate: Path | None, key: Path | None, client_ca: Path | None) -> TlsSettings | None:
-    """TLS where there is a certificate and its key. Raises UserError for a part without the rest."""
+    """TLS where there is a certificate and its key. Raises UserError for a part without the rest, or an unfit file."""
     if certificate is None and key is None and client_ca is None:
         return None
     if certificate is None or key is None:
         missing = "--tls-certificate" if certificate is None else "--tls-key"
         raise UserError("TLS", f"{missing} is missing", "give certificate and key, or none of the TLS options")
+    for path, what in ((certificate, "TLS certificate"), (key, "TLS key"), (client_ca, "client CA")):
+        if path is not None:
+            read_pem(path, what=what)  # now, not when the model has been loaded
     return TlsSettings(certificate=certificate, key=key, client_ca=client_ca)
 
 

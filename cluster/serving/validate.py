@@ -5,7 +5,7 @@ Each raises RequestError: INVALID_ARGUMENT with the field's path, or UNIMPLEMENT
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Any, Final
 
 from dspark.v1 import generation_pb2 as pb
@@ -46,7 +46,8 @@ def validate(message: pb.GenerateRequest, model: ServedModel, limits: Limits) ->
         _at_most(f"output.{name}", getattr(request.output, name), model.max_logprobs)
     if request.structured_output is not None:
         _check_structured(request.structured_output, limits)
-    _check_speculation(request, model)
+    if request.speculation.enabled and model.draft is None:
+        raise precondition("speculation.enabled", f"{model.name} is served without a draft")
     if request.priority and not model.schedules_by_priority:
         raise unimplemented("priority", "this engine schedules first come, first served")
     if request.cache_salt is not None:
@@ -184,19 +185,6 @@ def _check_schema(path: str, text: str, limits: Limits) -> None:
     raise invalid(path, f"it nests deeper than {limits.max_json_nesting} levels")
 
 
-def _check_speculation(request: Request, model: ServedModel) -> None:
-    enabled, most = request.speculation.enabled, request.speculation.max_tokens
-    if model.draft is None:
-        if enabled:
-            raise precondition("speculation.enabled", f"{model.name} is served without a draft")
-        return
-    if enabled is False:
-        raise unimplemented("speculation.enabled", "vLLM 0.32 can't leave one request of a batch without drafts")
-    drafted = model.draft.num_speculative_tokens
-    if most is not None and most < drafted:
-        raise unimplemented("speculation.max_tokens", f"{most}; vLLM 0.32 drafts {drafted} tokens for every request")
-
-
 def _or_default(value: float | None, default: float | None) -> float:
     chosen = value if value is not None else default
     assert chosen is not None  # a served model has a default for every scalar
@@ -208,7 +196,7 @@ def _at_most(path: str, value: int | None, most: int) -> None:
         raise invalid(path, f"{value:,}; at most {most:,}")
 
 
-def _count(path: str, values: Any, most: int) -> None:
+def _count(path: str, values: Sized, most: int) -> None:
     if len(values) > most:
         raise invalid(path, f"{len(values):,} of them; at most {most:,}")
 

@@ -1,7 +1,8 @@
 """One real AsyncLLM with a draft, served over loopback, and the same target alone to compare with."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -55,8 +56,16 @@ def engine(engine_settings: EngineSettings, loop: LoopThread) -> Iterator[AsyncE
 @pytest.fixture(scope="session")
 def alone(engine_settings: EngineSettings) -> Iterator[InProcessEngine]:
     """The target without a draft and without a server."""
-    with InProcessEngine(replace(engine_settings, speculation=None)) as engine:
+    settings = {field.name: getattr(engine_settings, field.name) for field in fields(EngineSettings)}
+    with InProcessEngine(_WithoutStats(**settings | {"speculation": None})) as engine:
         yield engine
+
+
+class _WithoutStats(EngineSettings):
+    """A vLLM engine that keeps figures takes those of the process's other engines out of Prometheus' registry."""
+
+    def to_engine_args(self) -> dict[str, Any]:
+        return super().to_engine_args() | {"disable_log_stats": True}
 
 
 @pytest.fixture(scope="module")

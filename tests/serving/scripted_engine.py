@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Iterable
 
 from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.model import ServedModel
-from cluster.serving.types import ChoiceDelta, FinishReason, Request, Sampling, TokenPrompt
+from cluster.serving.types import ChoiceDelta, FinishReason, Request, Sampling, TextPrompt, TokenPrompt
 
 MODEL = ServedModel(
     name="scripted",
@@ -21,9 +21,10 @@ MODEL = ServedModel(
 
 
 class ScriptedEngine:
-    """Says "a" for each token it makes. While `held`, requests make one token and then nothing."""
+    """Says "a" for each token it makes, one in `step_s`. While held, requests make one token and then nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float = 0.0) -> None:
+        self._step_s = step_s
         self.model = MODEL
         self.dead = False
         self.kv_cache_usage = 0.25
@@ -42,8 +43,12 @@ class ScriptedEngine:
         self.dead = True
 
     async def prepare(self, request: Request) -> tuple[int, ...]:
-        assert isinstance(request.prompt, TokenPrompt)
-        return request.prompt.token_ids
+        match request.prompt:
+            case TokenPrompt(token_ids=token_ids):
+                return token_ids
+            case TextPrompt(text=text):
+                return tuple(text.encode())
+        raise NotImplementedError("no template")
 
     async def generate(
         self, request_id: str, request: Request, prompt_token_ids: tuple[int, ...], max_tokens: int
@@ -58,6 +63,7 @@ class ScriptedEngine:
                     choices=tuple(ChoiceDelta(index=i, text="a", token_ids=(9,), finish_reason=last) for i in choices),
                     cached_tokens=0,
                 )
+                await asyncio.sleep(self._step_s)
                 while self._held and not self.dead and request_id not in self._aborted:
                     await asyncio.sleep(0.001)
                 if self.dead:

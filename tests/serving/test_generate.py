@@ -67,6 +67,23 @@ def _figures(figures: RoundFigures | None) -> RoundFigures:
     return figures
 
 
+def test_each_request_has_the_speculation_it_asks_for(client: Client) -> None:
+    """In one batch: without a draft, with a shorter one, with the whole one."""
+    asked = [{"enabled": False}, {"max_tokens": 0}, {"max_tokens": 2}, {"enabled": True, "max_tokens": 99}, {}]
+    answers = client.generate_batch([greedy(MEDIUM, 20, speculation=each) for each in asked])
+    assert len({answer.choices[0].token_ids for answer in answers}) == 1
+    figures = [_figures(answer.choices[0].speculation) for answer in answers]
+    for none in figures[:2]:
+        assert (none.acceptance.rounds, none.acceptance.drafted, none.rounds_without_draft) == (0, 0, 19)
+    for drafted, part in zip((2, 4, 4), figures[2:], strict=True):
+        assert part.rounds_without_draft == 0
+        assert part.acceptance.accepted > 0
+        # The last round drafts no more than the choice has still room for.
+        assert drafted * (part.acceptance.rounds - 1) < part.acceptance.drafted <= drafted * part.acceptance.rounds
+    assert figures[2].acceptance.rounds > figures[3].acceptance.rounds
+    assert figures[2].acceptance.accepted_by_position[2:] == (0, 0)
+
+
 def test_text_and_chat_are_tokenized_as_the_model_wants(
     client: Client, engine: AsyncEngine, alone: InProcessEngine
 ) -> None:

@@ -90,7 +90,7 @@ def test_generate_prints_what_the_server_answers(served: Served) -> None:
 
 def test_events_are_logged_as_json_with_the_requests_id(served: Served, client: Client) -> None:
     client.generate(greedy(SHORT, 2, request_id="looked-for"))
-    lines = [json.loads(line) for line in served.log.read_text().splitlines()]
+    lines = [json.loads(line) for line in served.log.read_text().splitlines() if line.startswith("{")]
     ended = [line for line in lines if line.get("request_id") == "looked-for" and line["event"] == "call ended"]
     assert [(line["status"], line["completion_tokens"], line["replica"]) for line in ended] == [("OK", 2, "replica-0")]
 

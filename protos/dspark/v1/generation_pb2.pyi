@@ -643,7 +643,7 @@ class SpeculationOptions(_message.Message):
     enabled: _builtins.bool
     """Whether to speculate; default: if the server has a draft."""
     max_tokens: _builtins.int
-    """The most tokens drafted in a round; default: the server's."""
+    """The most drafted tokens that a round verifies; 0 is none, default and upper bound are the server's."""
     def __init__(
         self,
         *,

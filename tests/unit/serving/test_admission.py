@@ -1,9 +1,7 @@
 """Who runs, who waits, who is refused."""
 
-import asyncio
-
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.serving.admission import LONGEST_RETRY_S, SHORTEST_RETRY_S, Admission, QueueFullError
@@ -44,28 +42,26 @@ def test_a_batch_enters_whole_or_not_at_all() -> None:
     assert (door.running, door.queued) == (0, 0)
 
 
+@settings(deadline=None)  # a busy machine
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 4), st.integers(0, 20)), max_size=60))
 def test_counts_never_pass_their_bounds_and_come_back_to_nothing(steps: list[tuple[bool, int, int]]) -> None:
-    async def play() -> None:
-        door = admission(running=4, queued=6)
-        tickets = []
-        for entering, choices, which in steps:
-            if entering:
-                try:
-                    tickets += door.enter([choices])
-                except QueueFullError:
-                    assert door.running + door.queued + choices > 10
-            elif tickets:
-                ticket = tickets.pop(which % len(tickets))
-                door.leave(ticket)
-                door.leave(ticket)
-            assert 0 <= door.running <= 4
-            assert door.running == sum(ticket.choices for ticket in tickets if ticket.admitted.is_set())
-            # The head of the queue waits only where it doesn't fit.
-            waiting = [ticket for ticket in tickets if not ticket.admitted.is_set()]
-            assert not waiting or door.running + waiting[0].choices > 4
-        for ticket in tickets:
+    door = admission(running=4, queued=6)
+    tickets = []
+    for entering, choices, which in steps:
+        if entering:
+            try:
+                tickets += door.enter([choices])
+            except QueueFullError:
+                assert door.running + door.queued + choices > 10
+        elif tickets:
+            ticket = tickets.pop(which % len(tickets))
             door.leave(ticket)
-        assert (door.running, door.queued) == (0, 0)
-
-    asyncio.run(play())
+            door.leave(ticket)
+        assert 0 <= door.running <= 4
+        assert door.running == sum(ticket.choices for ticket in tickets if ticket.admitted.is_set())
+        # The head of the queue waits only where it doesn't fit.
+        waiting = [ticket for ticket in tickets if not ticket.admitted.is_set()]
+        assert not waiting or door.running + waiting[0].choices > 4
+    for ticket in tickets:
+        door.leave(ticket)
+    assert (door.running, door.queued) == (0, 0)

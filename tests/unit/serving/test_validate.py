@@ -137,9 +137,6 @@ WRONG = [
 CANNOT = [
     (sampling(min_p=0.1), "sampling.min_p"),
     (sampling(logit_bias={1: 1.0}), "sampling.logit_bias"),
-    (message(speculation=pb.SpeculationOptions(enabled=False)), "speculation.enabled"),
-    (message(speculation=pb.SpeculationOptions(max_tokens=3)), "speculation.max_tokens"),
-    (message(speculation=pb.SpeculationOptions(max_tokens=0)), "speculation.max_tokens"),
     (message(priority=1), "priority"),
 ]
 
@@ -175,6 +172,7 @@ def test_what_the_engine_cannot_do_is_unimplemented_by_name(request_: pb.Generat
         sampling(n=1, temperature=0.0),
         stopping(min_tokens=0, stop_strings=["abcde"]),
         message(speculation=pb.SpeculationOptions(enabled=True, max_tokens=4)),
+        message(speculation=pb.SpeculationOptions(enabled=False)),
         message(speculation=pb.SpeculationOptions(max_tokens=2**32 - 1)),
         message(priority=0),
         message(cache_salt=""),
