@@ -1,1 +1,1 @@
-"""Ray actors, each a thin wrapper of a class of `cluster`; none is there yet."""
+"""Ray: the actors, each a thin wrapper of a class of `cluster`, their places, and what starts and stops them."""

@@ -85,6 +85,16 @@ def test_a_whole_number_where_a_fraction_may_be(tmp_path: Path) -> None:
         ("channel: {round_deadline_s: 0}", "FILE: channel.round_deadline_s is 0.0: it must be a positive number of"),
         ("ray: {namespace: ''}", "FILE: ray.namespace is empty: it must be a name; change it"),
         ("engine: {gpu_memory_utilization: 1.5}", "engine.gpu_memory_utilization is 1.5: it must be above 0 and at"),
+        (
+            "pools: {draft: {num_cpus: 0, num_gpus: 0}}",
+            "pools.draft.num_cpus is 0 beside num_gpus: 0: it must be above",
+        ),
+        ("pools: {target: {num_gpus: 8}}", "pools.target.num_gpus is 8: it must be at most 1: no engine spans several"),
+        ("gateway: {port: 70000}", "FILE: gateway.port is 70000: it must be from 0, for any free one, to 65535"),
+        (
+            "gateway: {tls: {certificate: 1, key: k}}",
+            "FILE: gateway.tls.certificate is 1: it must be a path; change it",
+        ),
         ("pools: {hosts: different}\nchannel: {kind: shm}", "channel.kind is shm with pools.hosts: different"),
     ],
 )
@@ -98,6 +108,11 @@ def test_a_value_that_cannot_be(tmp_path: Path, text: str, line: str) -> None:
         ("pool: {replicas: 2}", "FILE: pool: there is no such key; did you mean pools? There are model, engine,"),
         ("pools: {draft: {gpus: 1}}", "FILE: pools.draft.gpus: there is no such key; did you mean num_gpus? There are"),
         ("ray: {xyz: 1}", "FILE: ray.xyz: there is no such key; there are address, namespace,"),
+        (
+            "gateway: {limits: {max_runing: 1}}",
+            "FILE: gateway.limits.max_runing: there is no such key; did you mean max_r",
+        ),
+        ("gateway: {token: x}", "FILE: gateway.token: there is no such key; did you mean token_file? There are"),
         ("5: 1", "FILE: 5: there is no such key; there are model,"),
     ],
 )
@@ -133,6 +148,18 @@ def test_a_file_that_is_no_config(tmp_path: Path, text: str, why: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="can't be read"):
         load_config(tmp_path / "none.yaml")
+
+
+def test_the_gateways_token_comes_from_its_file(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    config = load(tmp_path, TARGET + f"gateway: {{token_file: {token}, port: 0, limits: {{max_running: 3}}}}")
+    settings = config.gateway.server_settings()
+    assert (settings.token, settings.port, settings.limits.max_running) == ("secret", 0, 3)
+    assert "secret" not in repr(config) + repr(settings)
+    token.unlink()
+    with pytest.raises(UserError, match="can't be read"):
+        config.gateway.server_settings()
 
 
 def test_a_flag_takes_the_place_of_the_files_value(tmp_path: Path) -> None:
