@@ -89,7 +89,10 @@ def test_a_whole_number_where_a_fraction_may_be(tmp_path: Path) -> None:
             "pools: {draft: {num_cpus: 0, num_gpus: 0}}",
             "pools.draft.num_cpus is 0 beside num_gpus: 0: it must be above",
         ),
-        ("pools: {target: {num_gpus: 8}}", "pools.target.num_gpus is 8: it must be at most 1: no engine spans several"),
+        (
+            "pools: {target: {num_gpus: 8}}",
+            "pools.target.num_gpus is 8: it must be at most 1: an engine over several GPUs",
+        ),
         ("gateway: {port: 70000}", "FILE: gateway.port is 70000: it must be from 0, for any free one, to 65535"),
         (
             "gateway: {tls: {certificate: 1, key: k}}",
