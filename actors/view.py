@@ -44,11 +44,12 @@ class ClusterView:
         return sum(known[1:], known[0]) if known else None
 
     def to_json(self) -> str:
-        """One object: `schema`, and this view's fields; of acceptance, also what follows from the counts."""
+        """One object: `schema`, and this view's fields; the contracts as objects, null before there is one."""
         acceptance = self.acceptance
         plain = {
             "schema": STATUS_SCHEMA,
             **asdict(self),
+            "pairs": [asdict(pair) | {"contract": json.loads(pair.contract or "null")} for pair in self.pairs],
             "requests": self.requests,
             "acceptance": acceptance.to_json() if acceptance is not None else None,
         }

@@ -36,7 +36,7 @@ def status(address: str | None, namespace: str, *, watch: bool, json_output: boo
 
 def _report(now: ClusterView) -> RenderableType:
     return Group(
-        _table("actor", "host", "state", "running", "requests", "KV in use", "acceptance length", rows=_actors(now)),
+        _table("actor", "host", "state", "running", "requests", "KV in use", "accept. length", rows=_actors(now)),
         *(escape(describe_pair(index, pair)) for index, pair in enumerate(now.pairs)),
         _table("node", rows=[(str(node),) for node in now.nodes]),
         _figures(now),
@@ -63,7 +63,7 @@ def _actors(now: ClusterView) -> list[tuple[str, ...]]:
 
 
 def _figures(now: ClusterView) -> str:
-    text = f"{now.requests:,} requests"
+    text = f"requests: {now.requests:,}"
     if (acceptance := now.acceptance) is None:
         return text
     by_position = " ".join(f"{rate:.0%}" for rate in acceptance.rate_by_position)
@@ -76,7 +76,7 @@ def _figures(now: ClusterView) -> str:
 def _table(*columns: str, rows: list[tuple[str, ...]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=True)
     for row in rows:
         table.add_row(*map(escape, row))
     table.add_row()

@@ -147,13 +147,14 @@ def test_status_tells_what_runs(running: Running) -> None:
     (pair,) = now["pairs"]
     assert pair["epoch"] == 1
     assert f"contract {pair['digest'][:16]}" in running.said
+    assert pair["contract"]["digest"] == pair["digest"]
     assert {(member["name"], member["activity"]) for member in pair["members"]} == {
         ("target-0", "ready"),
         ("draft-0", "ready"),
     }
     shown = run("status", "--address", running.ray, "--namespace", NAMESPACE).stdout
     assert "target-0" in shown
-    assert f"{now['requests']} requests; acceptance length" in shown
+    assert f"requests: {now['requests']}; acceptance length" in shown
 
 
 def test_a_second_cluster_needs_another_namespace(running: Running) -> None:
