@@ -33,17 +33,15 @@ class DraftWorker:
         self._joined = threading.Event()
         self._running: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Begin, and don't wait for it."""
-        self._running = asyncio.create_task(self._run())
-
-    async def ended(self) -> None:
-        """Wait until it doesn't serve any more: its target has ended, or it could not start.
+    async def run(self) -> None:
+        """Join, pair, load and serve, until its target ends. It goes on without its caller; another one waits for the
+        same end.
 
         Raises:
             UserError, ContractViolation: the pair can't start, and why; the target was told.
         """
-        assert self._running is not None, "start comes first"
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
         await asyncio.shield(self._running)
 
     @ray.method(concurrency_group=HEALTH)
@@ -51,7 +49,6 @@ class DraftWorker:
         return DraftHealth(host=ray.util.get_node_ip_address(), joined=self._joined.is_set())
 
     async def _run(self) -> None:
-        """Join, pair, load and serve."""
         # Here, not above: they import torch.
         from cluster.engine.build import engine_settings
         from cluster.engine.pair import draft_engine_args

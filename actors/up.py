@@ -73,8 +73,7 @@ class _Launch:
         replicas, ready, ended = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         for index, (where, address) in enumerate(zip(places, addresses, strict=True)):
             if where.draft is not None:
-                worker = self._start_draft(index, where, address)
-                ended[member_name("draft", index)] = worker.ended.remote()
+                ended[member_name("draft", index)] = self._start_draft(index, where, address).run.remote()
             name = member_name("target", index)
             replicas[name] = self._start_target(index, where, address)
             ready[name] = replicas[name].start.remote()
@@ -101,9 +100,7 @@ class _Launch:
         assert where.draft is not None
         member = self._member("draft", index, address)
         actor = _named(DRAFT_ACTOR, member.name, **where.draft.actor_options())
-        worker = actor.remote(self._config, member, self._host(where, where.draft.node_id))
-        worker.start.remote()
-        return worker
+        return actor.remote(self._config, member, self._host(where, where.draft.node_id))
 
     def _start_target(self, index: int, where: ReplicaPlaces, address: str) -> Any:
         draft = None
