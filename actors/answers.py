@@ -6,6 +6,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from cluster.contract.errors import ContractViolation
+from cluster.contract.facts import Role
+from cluster.control.refusals import to_error, to_refusal
 from cluster.errors import UserError
 
 CALL_TIMEOUT_S: Final = 60.0
@@ -24,7 +26,10 @@ def answer_of(name: str, answer: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> A
     try:
         return ray.get(answer, timeout=timeout_s)
     except RayTaskError as error:
-        if isinstance(error.cause, UserError | ContractViolation):
+        if isinstance(error.cause, ContractViolation):
+            role: Role = "draft" if name.startswith("draft") else "target"
+            raise to_error(to_refusal(error.cause, role)) from error
+        if isinstance(error.cause, UserError):
             raise error.cause from error
         raise
     except RayActorError as error:

@@ -8,7 +8,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.answers import answer_of
-from cluster.contract.errors import ContractError, ContractViolation
+from cluster.contract.errors import ContractError
 from cluster.control.refusals import ControlError
 from cluster.engine.vllm_errors import EngineStartError
 from cluster.errors import UserError
@@ -33,7 +33,7 @@ def await_ready(
     `activities` by actor, as the coordinator knows them; `say` is told of each that is new.
 
     Raises:
-        UserError, ContractViolation: what kept one from starting, or the time is up.
+        UserError: what kept one from starting, or the time is up.
     """
     name_of = {answer: name for name, answer in (*targets.items(), *drafts.items())}
     waiting, last = set(targets), dict[str, str]()
@@ -66,7 +66,7 @@ def await_ready(
 def _error(name: str, answer: Any) -> Exception | None:
     try:
         answer_of(name, answer)
-    except (UserError, ContractViolation, RayError) as error:
+    except (UserError, RayError) as error:
         return error
     return None
 
@@ -85,7 +85,7 @@ def _most_telling(errors: list[Exception]) -> Exception:
 
 def _vagueness(error: Exception) -> int:
     match error:
-        case ContractError() | ContractViolation():
+        case ContractError():
             return 0
         case EngineStartError():
             return 2

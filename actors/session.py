@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import ray
 
@@ -12,20 +11,12 @@ from actors.local_ray import LocalRay, find_local_ray, start_local_ray
 from cluster.errors import UserError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """`local` is this machine's own Ray, if that was joined."""
-
-    address: str
-    local: LocalRay | None
-
-
 @contextmanager
 def session(
     address: str | None, namespace: str, *, start: bool = False, say: Callable[[str], None] = lambda _: None
-) -> Iterator[Session]:
+) -> Iterator[LocalRay | None]:
     """Be joined to Ray within the block: to `address`, to RAY_ADDRESS, or to this machine's own, which `start` starts
-    where there is none. A Ray that was started for a block that fails is stopped again.
+    where there is none. The block gets the latter. A Ray that was started for a block that fails is stopped again.
 
     Raises:
         UserError: there is none, or it doesn't answer.
@@ -52,7 +43,7 @@ def session(
             f"Ray at {address}", f"it can't be joined ({why})", "check the address, and its token"
         ) from error
     try:
-        yield Session(address=address, local=local)
+        yield local
     except BaseException:
         ray.shutdown()
         _stop(started)

@@ -13,7 +13,7 @@ from actors.down import down
 from actors.draft import DRAFT_ACTOR
 from actors.gateway import GATEWAY_ACTOR
 from actors.names import COORDINATOR, GATEWAY, member_name
-from actors.placement import ReplicaPlaces, place
+from actors.placement import ReplicaPlaces, place, release
 from actors.readiness import await_ready
 from actors.target import TARGET_ACTOR
 from cluster.channel.base import ChannelKind
@@ -37,8 +37,7 @@ def up(config: ClusterConfig, say: Callable[[str], None]) -> Started:
     """Start the cluster in this process's Ray namespace. `say` is told of each step.
 
     Raises:
-        UserError, ContractViolation: there is one already, or something doesn't start; nothing of this one is left
-            then.
+        UserError: there is one already, or something doesn't start; nothing of this one is left then.
     """
     if names := ray.util.list_named_actors():
         raise UserError(
@@ -47,6 +46,7 @@ def up(config: ClusterConfig, say: Callable[[str], None]) -> Started:
             "stop it with `dspark-cluster down`, or choose another by --set ray.namespace=NAME",
         )
     settings = config.gateway.server_settings()  # its files are read before minutes of loading
+    release()  # places that an `up` which was killed has left
     try:
         return _Launch(config, say).run(settings)
     except BaseException:

@@ -9,12 +9,12 @@ from cluster.commands.terminal import messages
 
 def down(address: str | None, namespace: str) -> None:
     """Stop it. Raises UserError where there is no Ray to ask."""
-    with messages.status("joins Ray") as status, session(address, namespace) as joined:
+    with messages.status("joins Ray") as status, session(address, namespace) as local:
         names = stop(status.update)
         others = _others(namespace)
-    if joined.local is not None and not others:
+    if local is not None and not others:
         with messages.status("stops this machine's Ray"):
-            joined.local.stop()
+            local.stop()
     messages.print(f"stopped {', '.join(names)}" if names else "there was no cluster")
 
 

@@ -20,7 +20,7 @@ def up(config: ClusterConfig) -> None:
     """Start it; its address is the one line on standard output.
 
     Raises:
-        UserError, ContractViolation: it doesn't start; nothing of it is left then.
+        UserError: it doesn't start; nothing of it is left then.
     """
     say = _clock()
     with session(config.ray.address, config.ray.namespace, start=True, say=say):
