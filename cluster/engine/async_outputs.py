@@ -36,10 +36,10 @@ class DeltaReader:
         return {states[each].request_index: states[each].spec_decode_metrics for each in internal_ids}
 
     def _choice(self, part: Any, running: Any) -> ChoiceDelta:
+        if part.finish_reason == "error":
+            raise self._failed()
         choice = self._choices.setdefault(part.index, _Choice())
         choice.tokens += len(part.token_ids)
-        if part.finish_reason == "error":
-            raise self._failed(choice)
         finish_reason, matched = _finish(part.finish_reason, part.stop_reason)
         return ChoiceDelta(
             index=part.index,
@@ -51,9 +51,13 @@ class DeltaReader:
             speculation=choice.since(part.spec_decode_metrics or running),
         )
 
-    def _failed(self, choice: "_Choice") -> RequestError:
-        if self._request.structured_output is not None and choice.tokens == 0:
-            return invalid(f"structured_output.{self._request.structured_output.kind}", "it can't be compiled")
+    def _failed(self) -> RequestError:
+        constraint = self._request.structured_output
+        if constraint is not None:
+            # A schema that refers to itself alone, say: every token is masked, and what is drawn then is refused.
+            return invalid(
+                f"structured_output.{constraint.kind}", "no output satisfies it, with what else is asked for"
+            )
         return RequestError(grpc.StatusCode.INTERNAL, "", "the engine gave this request up")
 
 

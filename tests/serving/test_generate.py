@@ -4,6 +4,7 @@ import json
 import math
 import urllib.request
 
+import grpc
 import pytest
 
 from cluster.client import (
@@ -11,6 +12,7 @@ from cluster.client import (
     ChatPrompt,
     Client,
     FinishReason,
+    GenerationError,
     Request,
     Response,
     Sampling,
@@ -205,6 +207,16 @@ def test_structured_output_has_its_form(client: Client, constraint: StructuredOu
     assert choice.finish_reason is FinishReason.END_OF_SEQUENCE, choice
     assert callable(right)
     assert right(choice.text), choice.text
+
+
+def test_a_form_that_nothing_has_is_invalid(client: Client) -> None:
+    constraint = StructuredOutput(kind="json_schema", text='{"$ref": "#"}')
+    with pytest.raises(GenerationError) as refusal:
+        client.generate(greedy(SHORT, 5, structured_output=constraint))
+    assert (refusal.value.status, refusal.value.field) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "structured_output.json_schema",
+    )
 
 
 def test_a_batch_is_its_requests_joined(client: Client, alone: InProcessEngine) -> None:
