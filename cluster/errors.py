@@ -13,3 +13,7 @@ class UserError(Exception):
         self.what = what
         self.why = why
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """It crosses processes: an exception is otherwise made anew from its one message."""
+        return type(self), (self.what, self.why, self.remedy)
