@@ -148,6 +148,9 @@ def train_draft(
     sampled: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of answers at temperature 1; the others are greedy.")
     ] = 0.1,
+    engines: Annotated[
+        int, typer.Option(min=1, help="Engines side by side that make the answers: a CPU core bounds a small target's.")
+    ] = 1,
     num_layers: Annotated[int, typer.Option(min=1, help="Layers of the draft.")] = 3,
     intermediate_size: Annotated[
         int | None, typer.Option(min=1, help="Of the draft's MLPs; default: the target's.")
@@ -178,6 +181,7 @@ def train_draft(
         max_tokens=max_tokens,
         max_length=max_length,
         sampled=sampled,
+        engines=engines,
         num_layers=num_layers,
         intermediate_size=intermediate_size,
         block_size=block_size,

@@ -22,7 +22,7 @@ from cluster.errors import UserError
 from cluster.models.folder import ModelFolder, open_model
 from cluster.speculation.figures import AcceptanceFigures
 from cluster.training.answers import AnswerSettings, make_dialogues
-from cluster.training.data import Batches, read_dialogues
+from cluster.training.data import Batches, Dialogue, read_dialogues
 from cluster.training.evaluation import QuestionSet, evaluate
 from cluster.training.layout import save_draft
 from cluster.training.loop import TrainingReport, TrainingSettings, train
@@ -57,6 +57,7 @@ class TrainOptions:
     max_tokens: int = 320
     max_length: int = 640
     sampled: float = 0.1
+    engines: int = 1
     num_layers: int = 3
     intermediate_size: int | None = None
     block_size: int = 7
@@ -103,18 +104,18 @@ def train_draft(options: TrainOptions) -> dict[str, AcceptanceFigures]:
     work = options.output / "training"
     _claim(work, options)
 
-    file = work / "answers.jsonl"
-    _in_new_process(_answer, options.target, own, held_out, _answer_settings(options), file)
-    dialogues = len(read_dialogues(file))
-    parameters = _train(target, options, work)
+    _make_answers(options, own, held_out, work)
+    dialogues = _dialogues(work)
+    parameters = _train(target, dialogues, options, work)
     figures: dict[str, AcceptanceFigures] = {}
     if sets:
-        figures = _in_new_process(_evaluate, options.target, str(options.output), sets, options.evaluate_tokens)
+        arguments = (options.target, str(options.output), sets, options.evaluate_tokens)
+        figures = _in_new_processes(_evaluate, [arguments])[0]
     if options.json_output:
         document = {
             "draft": str(options.output),
             "parameters": parameters,
-            "dialogues": dialogues,
+            "dialogues": len(dialogues),
             "evaluation": {name: part.to_json() for name, part in figures.items()},
         }
         print(json.dumps(document))
@@ -150,14 +151,27 @@ def _question_set(file: Path, limit: int | None) -> QuestionSet:
     return QuestionSet(name=file.stem, questions=tuple(read_questions(file)[:limit]))
 
 
-def _answer_settings(options: TrainOptions) -> AnswerSettings:
-    return AnswerSettings(
-        num_prompts=options.num_prompts,
-        max_tokens=options.max_tokens,
-        max_length=options.max_length,
-        sampled=options.sampled,
-        seed=options.seed,
-    )
+def _make_answers(options: TrainOptions, own: Sequence[str], held_out: Sequence[str], work: Path) -> None:
+    """Every engine makes a part of the prompts, of its own seed, and answers it into a file of its own."""
+    parts = []
+    for index in range(options.engines):
+        settings = AnswerSettings(
+            num_prompts=options.num_prompts // options.engines,
+            max_tokens=options.max_tokens,
+            max_length=options.max_length,
+            sampled=options.sampled,
+            seed=options.seed + index,
+            shared=options.engines > 1,
+        )
+        file = work / f"answers-{index}.jsonl"
+        parts.append((options.target, own[index :: options.engines], held_out, settings, file))
+    _in_new_processes(_answer, parts)
+
+
+def _dialogues(work: Path) -> list[Dialogue]:
+    """All engines' dialogues, of which two may have put the same prompt."""
+    files = sorted(work.glob("answers-*.jsonl"))
+    return list({dialogue.prompt: dialogue for file in files for dialogue in read_dialogues(file)}.values())
 
 
 def _shape(target: ModelFolder, options: TrainOptions) -> DraftShape:
@@ -172,16 +186,11 @@ def _shape(target: ModelFolder, options: TrainOptions) -> DraftShape:
     )
 
 
-def _train(target: ModelFolder, options: TrainOptions, work: Path) -> int:
+def _train(target: ModelFolder, dialogues: Sequence[Dialogue], options: TrainOptions, work: Path) -> int:
     """Train to the end, save the draft and return how many parameters it has."""
     import torch
 
-    batches = Batches(
-        read_dialogues(work / "answers.jsonl"),
-        size=options.batch_size,
-        max_length=options.max_length,
-        seed=options.seed,
-    )
+    batches = Batches(dialogues, size=options.batch_size, max_length=options.max_length, seed=options.seed)
     if not len(batches):
         raise UserError("no answers to train on", "the target gave none of two tokens or more", "give more prompts")
     device = default_device()
@@ -246,11 +255,11 @@ def _evaluate(target: str, draft: str, sets: Sequence[QuestionSet], max_tokens: 
         )
 
 
-def _in_new_process(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Run a stage that starts an engine where its memory ends with it: training wants the whole GPU."""
+def _in_new_processes(function: Callable[..., Result], calls: Sequence[tuple[Any, ...]]) -> list[Result]:
+    """Run a stage that starts engines where their memory ends with it: training wants the whole GPU."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=profile.activate) as pool:
-        return pool.submit(function, *arguments).result()
+    with ProcessPoolExecutor(len(calls), mp_context=context, initializer=profile.activate) as pool:
+        return [future.result() for future in [pool.submit(function, *arguments) for arguments in calls]]
 
 
 def _progress() -> Progress:

@@ -9,13 +9,15 @@ from cluster.models.draft import Speculation
 from cluster.models.folder import ModelFolder
 
 _CPU_BATCHED_TOKENS = 512
+_SHARED_GPU_MEMORY = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """A target, perhaps with a draft in the same process (placement `colocated`), and the sizes of its buffers.
 
-    `max_model_len` None means the target's own context; `num_gpu_blocks` None lets vLLM size the KV cache.
+    `max_model_len` None means the target's own context; `num_gpu_blocks` None lets vLLM size the KV cache, and
+    `kv_cache_bytes` is for a GPU that several engines share.
     """
 
     target: ModelFolder
@@ -24,6 +26,7 @@ class EngineSettings:
     max_num_seqs: int = 16
     max_num_batched_tokens: int | None = None
     num_gpu_blocks: int | None = None
+    kv_cache_bytes: int | None = None
     enable_prefix_caching: bool = True
     seed: int = 0
 
@@ -49,6 +52,9 @@ class EngineSettings:
             # budget: the kernels pad their outputs to it each round, which the interpreter does 16 tokens at a time.
             arguments |= {"dtype": "float32", "enforce_eager": True}
             arguments["max_num_batched_tokens"] = self.max_num_batched_tokens or _CPU_BATCHED_TOKENS
+        if self.kv_cache_bytes is not None:
+            # With the size given, the share of the GPU's memory only says what must be free at the start.
+            arguments |= {"kv_cache_memory_bytes": self.kv_cache_bytes, "gpu_memory_utilization": _SHARED_GPU_MEMORY}
         if self.speculation is not None:
             arguments["per_request_spec_decode_metrics"] = "detailed"
             arguments["speculative_config"] = {

@@ -21,7 +21,7 @@ from cluster.training.data import Dialogue, append_dialogues, read_dialogues
 from cluster.training.questions import normalised
 
 # So many answers are made at once and then written to the file: what a stopped run can lose.
-_CHUNK = 4096
+_CHUNK = 2048
 _MAX_SEQS = 512  # the most that vLLM captures in a CUDA graph
 _CPU_MAX_SEQS = 64
 # Of prompts that the target writes: longer ones ramble.
@@ -36,7 +36,8 @@ Advance = Callable[[str, int], None]
 class AnswerSettings:
     """`num_prompts` besides the user's own; `sampled` is the share of answers at temperature 1, the others are greedy.
 
-    `max_length` bounds prompt and answer together, `max_tokens` the answer; both in tokens.
+    `max_length` bounds prompt and answer together, `max_tokens` the answer; both in tokens. `shared` says that other
+    engines are on the same GPU.
     """
 
     num_prompts: int
@@ -44,6 +45,7 @@ class AnswerSettings:
     max_length: int
     sampled: float
     seed: int
+    shared: bool = False
 
 
 def make_dialogues(
@@ -59,7 +61,7 @@ def make_dialogues(
     No prompt is one of `held_out`, compared without case and spacing. `advance` is told a stage and how many more of
     it are done.
     """
-    prompts_file = file.with_name("prompts.jsonl")
+    prompts_file = file.with_name(file.name.replace("answers", "prompts"))
     prompts = [prompt for prompt, _ in read_dialogues(prompts_file)]
     done = len(read_dialogues(file))
     if prompts and done == len(prompts):
@@ -119,7 +121,23 @@ def _unique(texts: Iterable[str], held_out: set[str]) -> Iterator[str]:
 
 def _engine_settings(target: ModelFolder, settings: AnswerSettings) -> EngineSettings:
     seqs = _CPU_MAX_SEQS if profile.is_cpu_installation() else _MAX_SEQS
-    return EngineSettings(target=target, max_model_len=settings.max_length, max_num_seqs=seqs, seed=settings.seed)
+    return EngineSettings(
+        target=target,
+        max_model_len=settings.max_length,
+        max_num_seqs=seqs,
+        kv_cache_bytes=seqs * settings.max_length * _kv_bytes_per_token(target) if settings.shared else None,
+        seed=settings.seed,
+    )
+
+
+def _kv_bytes_per_token(target: ModelFolder) -> int:
+    """Keys and values of all layers, in 16 bits."""
+    config = target.text_config
+    heads = int(config["num_attention_heads"])
+    width = int(config.get("num_key_value_heads") or heads) * int(
+        config.get("head_dim") or config["hidden_size"] // heads
+    )
+    return 2 * 2 * int(config["num_hidden_layers"]) * width
 
 
 class _Sampler:
