@@ -118,6 +118,16 @@ def generate(settings: EngineSettings, options: GenerateOptions, *, separate: bo
 
     Raises UserError for a prompt or settings that can't work, before weights are loaded where that can be known.
     """
+    result = answer(settings, options, separate=separate, stream=not options.json_output)
+    if options.json_output:
+        print(json.dumps(result.to_json()))
+    else:
+        messages.print(result.summary(), style="dim", soft_wrap=True)
+    return result
+
+
+def answer(settings: EngineSettings, options: GenerateOptions, *, separate: bool, stream: bool) -> GenerateResult:
+    """Answer the prompt with an engine of its own; `stream` prints the text as it comes. Raises as `generate`."""
     prompt = encode_prompt(settings.target, options.prompt, chat=options.chat, context_length=settings.context_length)
     request = GenerationRequest(
         prompt_token_ids=prompt,
@@ -128,23 +138,18 @@ def generate(settings: EngineSettings, options: GenerateOptions, *, separate: bo
     with messages.status(f"loading {settings.target.name}"):
         engine = SeparateEngine(settings) if separate else InProcessEngine(settings)
     with engine:
-        result = _stream(engine, request, options)
-    if options.json_output:
-        print(json.dumps(result.to_json()))
-    else:
-        messages.print(result.summary(), style="dim", soft_wrap=True)
-    return result
+        return _answer(engine, request, stream=stream, seed=options.seed)
 
 
-def _stream(engine: InProcessEngine, request: GenerationRequest, options: GenerateOptions) -> GenerateResult:
+def _answer(engine: InProcessEngine, request: GenerationRequest, *, stream: bool, seed: int | None) -> GenerateResult:
     start = time.perf_counter()
     deltas: list[GenerationDelta] = []
     for delta in engine.stream([request]):
         deltas.append(delta)
-        if not options.json_output:
+        if stream:
             print(delta.text, end="", flush=True)
     seconds = time.perf_counter() - start
-    if not options.json_output:
+    if stream:
         print(flush=True)
     completion = join_deltas(deltas)
     return GenerateResult(
