@@ -227,6 +227,73 @@ def plan(
     run(settings, read_facts(facts or ()), options)
 
 
+@app.command()
+@command
+def train_draft(
+    target: Annotated[str, typer.Option(help="Target model: a folder or a hub name.")],
+    output: Annotated[Path, typer.Option(help="Folder for the draft; a stopped run into it is resumed.")],
+    prompts: Annotated[
+        list[Path] | None, typer.Option(help="JSONL of your prompts (turns, question or prompt); repeatable.")
+    ] = None,
+    evaluate: Annotated[
+        list[Path] | None, typer.Option(help="JSONL of questions to measure on, never trained on; repeatable.")
+    ] = None,
+    evaluate_limit: Annotated[int | None, typer.Option(min=1, help="At most so many questions of each file.")] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Bundled and target-written prompts.")] = 60_000,
+    max_tokens: Annotated[int, typer.Option(min=2, help="The longest answer.")] = 320,
+    max_length: Annotated[int, typer.Option(min=16, help="The longest prompt and answer together.")] = 640,
+    sampled: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of answers at temperature 1; the others are greedy.")
+    ] = 0.1,
+    engines: Annotated[
+        int, typer.Option(min=1, help="Engines side by side that make the answers: a CPU core bounds a small target's.")
+    ] = 1,
+    num_layers: Annotated[int, typer.Option(min=1, help="Layers of the draft.")] = 3,
+    intermediate_size: Annotated[
+        int | None, typer.Option(min=1, help="Of the draft's MLPs; default: the target's.")
+    ] = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens drafted a round (K).")] = 7,
+    markov_rank: Annotated[int, typer.Option(min=1, help="Rank of the Markov head.")] = 32,
+    auxiliary_layers: Annotated[int, typer.Option(min=1, help="Target layers whose states the draft reads.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 8_000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences a step.")] = 64,
+    anchors: Annotated[int, typer.Option(min=1, help="Blocks of each sequence.")] = 64,
+    learning_rate: Annotated[float, typer.Option(min=0.0, help="Its peak.")] = 1.5e-3,
+    seed: Annotated[int, typer.Option(help="Of prompts, weights, order and anchors.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Every stage, in tiny sizes.")] = False,
+    json_output: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Train a DSpark draft for a target on its own answers, and measure its acceptance."""
+    from cluster.commands.train import TrainOptions
+    from cluster.commands.train import train_draft as run
+
+    options = TrainOptions(
+        target=target,
+        output=output,
+        prompts=tuple(prompts or ()),
+        evaluate=tuple(evaluate or ()),
+        evaluate_limit=evaluate_limit,
+        num_prompts=num_prompts,
+        max_tokens=max_tokens,
+        max_length=max_length,
+        sampled=sampled,
+        engines=engines,
+        num_layers=num_layers,
+        intermediate_size=intermediate_size,
+        block_size=block_size,
+        markov_rank=markov_rank,
+        auxiliary_layers=auxiliary_layers,
+        steps=steps,
+        batch_size=batch_size,
+        anchors=anchors,
+        learning_rate=learning_rate,
+        seed=seed,
+        json_output=json_output,
+    )
+    run(options.tiny() if dry_run else options)
+
+
 def _refuse_beside(option: str, others: dict[str, Any]) -> None:
     """Raise UserError for the first of `others` that is given: beside `option` it would do nothing."""
     for other, value in others.items():

@@ -15,5 +15,5 @@ class UserError(Exception):
         self.remedy = remedy
 
     def __reduce__(self) -> tuple[object, ...]:
-        # An actor's errors cross processes; the default would call __init__ with the finished sentence.
+        # It crosses processes; the default would call __init__ with the finished sentence.
         return type(self), (self.what, self.why, self.remedy)

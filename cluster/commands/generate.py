@@ -119,6 +119,18 @@ def generate(settings: EngineSettings, options: GenerateOptions, *, separate: Po
 
     Raises UserError for a prompt or settings that can't work, before weights are loaded where that can be known.
     """
+    result = answer(settings, options, separate=separate, stream=not options.json_output)
+    if options.json_output:
+        print(json.dumps(result.to_json()))
+    else:
+        messages.print(result.summary(), style="dim", soft_wrap=True)
+    return result
+
+
+def answer(
+    settings: EngineSettings, options: GenerateOptions, *, stream: bool, separate: Policy | None = None
+) -> GenerateResult:
+    """Answer the prompt with an engine of its own; `stream` prints the text as it comes. Raises as `generate`."""
     prompt = encode_prompt(settings.target, options.prompt, chat=options.chat, context_length=settings.context_length)
     request = GenerationRequest(
         prompt_token_ids=prompt,
@@ -129,23 +141,18 @@ def generate(settings: EngineSettings, options: GenerateOptions, *, separate: Po
     with messages.status(f"loading {settings.target.name}"):
         engine = SeparateEngine(settings, policy=separate) if separate is not None else InProcessEngine(settings)
     with engine:
-        result = _stream(engine, request, options)
-    if options.json_output:
-        print(json.dumps(result.to_json()))
-    else:
-        messages.print(result.summary(), style="dim", soft_wrap=True)
-    return result
+        return _run(engine, request, stream=stream)
 
 
-def _stream(engine: InProcessEngine, request: GenerationRequest, options: GenerateOptions) -> GenerateResult:
+def _run(engine: InProcessEngine, request: GenerationRequest, *, stream: bool) -> GenerateResult:
     start = time.perf_counter()
     deltas: list[GenerationDelta] = []
     for delta in engine.stream([request]):
         deltas.append(delta)
-        if not options.json_output:
+        if stream:
             print(delta.text, end="", flush=True)
     seconds = time.perf_counter() - start
-    if not options.json_output:
+    if stream:
         print(flush=True)
     completion = join_deltas(deltas)
     return GenerateResult(

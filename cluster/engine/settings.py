@@ -10,6 +10,7 @@ from cluster.models.draft import Speculation
 from cluster.models.folder import ModelFolder
 
 _CPU_BATCHED_TOKENS = 512
+_SHARED_GPU_MEMORY = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +18,7 @@ class EngineOptions:
     """The sizes of an engine's buffers, by vLLM's names.
 
     `max_model_len` None means the target's own context; `num_gpu_blocks` None lets vLLM size the KV cache, by
-    `gpu_memory_utilization` of its GPU, whose None is vLLM's own share.
+    `gpu_memory_utilization` of its GPU, whose None is vLLM's own share, or by `kv_cache_bytes`.
     """
 
     max_model_len: int | None = None
@@ -25,6 +26,7 @@ class EngineOptions:
     max_num_batched_tokens: int | None = None
     num_gpu_blocks: int | None = None
     gpu_memory_utilization: float | None = None
+    kv_cache_bytes: int | None = None
     enable_prefix_caching: bool = True
     seed: int = 0
 
@@ -71,6 +73,9 @@ class EngineSettings(EngineOptions):
             # budget: the kernels pad their outputs to it each round, which the interpreter does 16 tokens at a time.
             arguments |= {"dtype": "float32", "enforce_eager": True}
             arguments["max_num_batched_tokens"] = self.max_num_batched_tokens or _CPU_BATCHED_TOKENS
+        if self.kv_cache_bytes is not None:
+            # With the size given, the share of the GPU's memory only says what must be free at the start.
+            arguments |= {"kv_cache_memory_bytes": self.kv_cache_bytes, "gpu_memory_utilization": _SHARED_GPU_MEMORY}
         if self.speculation is not None:
             arguments["per_request_spec_decode_metrics"] = "detailed"
             arguments["speculative_config"] = {

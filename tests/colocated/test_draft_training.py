@@ -1,0 +1,89 @@
+"""What is trained is what vLLM runs: the same checkpoint drafts the same in both, logit by logit."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cluster.engine.in_process import GenerationRequest, InProcessEngine
+from cluster.engine.settings import EngineSettings
+from cluster.models.draft import plan_speculation
+from cluster.models.folder import ModelFolder, open_model
+from cluster.training.layout import save_draft
+from cluster.training.model import DraftModel, TargetModel, choose_mask_token, draft_shape
+from tests.checkpoints import make_pair
+
+PROMPT = (7, 301, 44, 9, 128, 77, 450, 21, 333, 60, 12)
+
+
+@torch.inference_mode()
+def test_the_training_module_gives_the_logits_of_vllms_draft(
+    tmp_path: Path, start_engine: Callable[[EngineSettings], InProcessEngine]
+) -> None:
+    """Random weights: next to nothing is accepted, so that there are many rounds."""
+    target = open_model(str(make_pair("qwen3-dspark", tmp_path / "pair").target), role="target")
+    model = random_draft(target)
+    save_draft(model, tmp_path / "draft")
+    engine = start_engine(
+        EngineSettings(
+            target=target,
+            speculation=plan_speculation(target, open_model(str(tmp_path / "draft"), role="draft"), None),
+            max_model_len=128,
+            max_num_seqs=1,
+            num_gpu_blocks=8,
+        )
+    )
+    seen = record_logits(speculator(engine).model)
+    completion = engine.generate([GenerationRequest(prompt_token_ids=PROMPT, max_tokens=12, ignore_eos=True)])[0]
+
+    text = torch.tensor([[*PROMPT, *completion.token_ids]])
+    reference = TargetModel(target, model.shape.target_layer_ids, torch.device("cpu"))
+    states, _ = reference.states(text)
+    anchors = torch.arange(len(PROMPT), text.shape[1])[None]
+    inputs = torch.full((1, anchors.shape[1], model.shape.block_size), model.shape.mask_token_id)
+    inputs[..., 0] = text[0, len(PROMPT) :]
+    logits = model(states, reference.embed(inputs), anchors)[0] @ reference.head.T
+    # A round's anchor is its target's own token: the next round's comes after as many more as were accepted.
+    rounds = [0, *itertools.accumulate(accepted + 1 for accepted in completion.accepted_by_round[:-1])]
+    assert len(rounds) > 5
+    torch.testing.assert_close(logits[rounds], torch.stack(seen[: len(rounds)]), atol=1e-4, rtol=1e-4)
+
+
+def random_draft(target: ModelFolder) -> DraftModel:
+    """Every weight is random, norms too, so that none left out goes unnoticed; rounded as it will be saved."""
+    torch.manual_seed(0)
+    model = DraftModel(
+        draft_shape(
+            target,
+            num_layers=2,
+            intermediate_size=48,
+            block_size=5,
+            markov_rank=8,
+            num_auxiliary_layers=3,
+            mask_token_id=choose_mask_token(target),
+        )
+    )
+    for parameter in model.parameters():
+        parameter += 0.1 * torch.randn_like(parameter)
+        parameter.copy_(parameter.bfloat16())
+    return model
+
+
+def speculator(engine: InProcessEngine) -> Any:
+    return engine.vllm_engine.model_executor.driver_worker.worker.model_runner.speculator
+
+
+def record_logits(draft: Any) -> list[torch.Tensor]:
+    """From now on, the logits of every round before the Markov bias, [K, V]."""
+    seen: list[torch.Tensor] = []
+    compute = draft.compute_draft_logits
+
+    def recording(hidden: torch.Tensor) -> torch.Tensor:
+        logits = compute(hidden)
+        seen.append(logits.clone())
+        return logits
+
+    draft.compute_draft_logits = recording
+    return seen
