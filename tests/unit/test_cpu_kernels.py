@@ -117,6 +117,7 @@ def test_penalties_count_prompt_output_and_earlier_drafts_as_the_interpreted_ker
     slots = torch.tensor([1] * 4 + [4] * 4, dtype=torch.int32)
     tokens = torch.randint(0, V, (rows,), generator=generator, dtype=torch.int32)
     tokens[2] = tokens[1]
+    tokens[3] = tokens[6] = -1  # drafts that a grammar has refused
     prompt_bits = torch.randint(-(2**31), 2**31, (R, (V + 31) // 32), generator=generator, dtype=torch.int32)
     counts = torch.randint(0, 3, (R, V), generator=generator, dtype=torch.int32)
 

@@ -113,7 +113,7 @@ def apply_penalties(
 
     prompt_bin_mask [R, ceil(V / 32)] int32 has a bit for each token of the prompt; output_bin_counts [R, V] counts
     the tokens of the output. A row at position p of its request's draft counts the p drafted tokens before it too;
-    these stand in token_ids [T] behind the request's first row.
+    these stand in token_ids [T] behind the request's first row. An invalid draft, -1, is no token.
     """
     for row, slot in enumerate(expanded_idx_mapping.tolist()):
         repetition = float(repetition_penalty[slot])
@@ -122,7 +122,7 @@ def apply_penalties(
             continue
         position = int(expanded_local_pos[row])
         drafted = token_ids[row - position + 1 : row + 1].long()
-        counts = output_bin_counts[slot, :vocab_size] + torch.bincount(drafted, minlength=vocab_size)
+        counts = output_bin_counts[slot, :vocab_size] + torch.bincount(drafted[drafted >= 0], minlength=vocab_size)
         scores = logits[row, :vocab_size].float()
         if repetition != 1.0:
             in_prompt = unpack_bits(prompt_bin_mask[slot])[:vocab_size]
