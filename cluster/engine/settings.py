@@ -10,7 +10,6 @@ from cluster.models.draft import Speculation
 from cluster.models.folder import ModelFolder
 
 _CPU_BATCHED_TOKENS = 512
-_SHARED_GPU_MEMORY = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +35,7 @@ class EngineOptions:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_gpu_blocks=self.num_gpu_blocks,
+            kv_cache_bytes=self.kv_cache_bytes,
         )
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
@@ -62,6 +62,7 @@ class EngineSettings(EngineOptions):
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "num_gpu_blocks_override": self.num_gpu_blocks,
+            "kv_cache_memory_bytes": self.kv_cache_bytes,
             "enable_prefix_caching": self.enable_prefix_caching,
             "seed": self.seed,
             "use_tqdm_on_load": False,
@@ -73,9 +74,6 @@ class EngineSettings(EngineOptions):
             # budget: the kernels pad their outputs to it each round, which the interpreter does 16 tokens at a time.
             arguments |= {"dtype": "float32", "enforce_eager": True}
             arguments["max_num_batched_tokens"] = self.max_num_batched_tokens or _CPU_BATCHED_TOKENS
-        if self.kv_cache_bytes is not None:
-            # With the size given, the share of the GPU's memory only says what must be free at the start.
-            arguments |= {"kv_cache_memory_bytes": self.kv_cache_bytes, "gpu_memory_utilization": _SHARED_GPU_MEMORY}
         if self.speculation is not None:
             arguments["per_request_spec_decode_metrics"] = "detailed"
             arguments["speculative_config"] = {

@@ -6,7 +6,7 @@ the bundled ones, and some that the target writes: given the beginning of a user
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from cluster.training.questions import normalised
 _CHUNK = 2048
 _MAX_SEQS = 512  # the most that vLLM captures in a CUDA graph
 _CPU_MAX_SEQS = 64
+_SHARED_GPU_MEMORY = 0.05
 # Of prompts that the target writes: longer ones ramble.
 _WRITTEN_MAX_TOKENS = 160
 # Of the prompts that aren't the user's: half of what a program puts together are word problems.
@@ -121,13 +122,12 @@ def _unique(texts: Iterable[str], held_out: set[str]) -> Iterator[str]:
 
 def _engine_settings(target: ModelFolder, settings: AnswerSettings) -> EngineSettings:
     seqs = _CPU_MAX_SEQS if profile.is_cpu_installation() else _MAX_SEQS
-    return EngineSettings(
-        target=target,
-        max_model_len=settings.max_length,
-        max_num_seqs=seqs,
-        kv_cache_bytes=seqs * settings.max_length * _kv_bytes_per_token(target) if settings.shared else None,
-        seed=settings.seed,
-    )
+    whole = EngineSettings(target=target, max_model_len=settings.max_length, max_num_seqs=seqs, seed=settings.seed)
+    if not settings.shared:
+        return whole
+    # With the size of the cache given, the share of the GPU only says what must be free at the start.
+    cache_bytes = seqs * settings.max_length * _kv_bytes_per_token(target)
+    return replace(whole, kv_cache_bytes=cache_bytes, gpu_memory_utilization=_SHARED_GPU_MEMORY)
 
 
 def _kv_bytes_per_token(target: ModelFolder) -> int:
