@@ -138,10 +138,10 @@ def answer(settings: EngineSettings, options: GenerateOptions, *, separate: bool
     with messages.status(f"loading {settings.target.name}"):
         engine = SeparateEngine(settings) if separate else InProcessEngine(settings)
     with engine:
-        return _answer(engine, request, stream=stream, seed=options.seed)
+        return _run(engine, request, stream=stream)
 
 
-def _answer(engine: InProcessEngine, request: GenerationRequest, *, stream: bool, seed: int | None) -> GenerateResult:
+def _run(engine: InProcessEngine, request: GenerationRequest, *, stream: bool) -> GenerateResult:
     start = time.perf_counter()
     deltas: list[GenerationDelta] = []
     for delta in engine.stream([request]):
