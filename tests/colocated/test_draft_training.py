@@ -1,20 +1,26 @@
-"""What is trained is what vLLM runs: the same checkpoint drafts the same in both, logit by logit."""
+"""What is trained is what vLLM runs, and the command goes from a target to a measured draft."""
 
 import itertools
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
 from cluster.engine.in_process import GenerationRequest, InProcessEngine
 from cluster.engine.settings import EngineSettings
 from cluster.models.draft import plan_speculation
 from cluster.models.folder import ModelFolder, open_model
+from cluster.training.data import Dialogue, read_dialogues
 from cluster.training.layout import save_draft
 from cluster.training.model import DraftModel, TargetModel, choose_mask_token, draft_shape
 from tests.checkpoints import make_pair
 
+DEADLINE_S = 600  # two engines, each in a process of its own, on a busy machine
 PROMPT = (7, 301, 44, 9, 128, 77, 450, 21, 333, 60, 12)
 
 
@@ -87,3 +93,26 @@ def record_logits(draft: Any) -> list[torch.Tensor]:
 
     draft.compute_draft_logits = recording
     return seen
+
+
+def test_a_dry_run_goes_through_every_stage_and_keeps_questions_to_evaluate_on_out_of_training(tmp_path: Path) -> None:
+    """One question is among the user's prompts and to be evaluated on: it must not be trained on."""
+    target = make_pair("qwen3-dspark", tmp_path / "pair").target
+    (tmp_path / "own.jsonl").write_text('{"prompt": "Who am I?"}\n{"prompt": "who  ARE you?"}\n')
+    (tmp_path / "held.jsonl").write_text('{"question": "Who are you?"}\n')
+    words = ["--target", target, "--output", tmp_path / "draft", "--dry-run", "--json"]
+    words += ["--prompts", tmp_path / "own.jsonl", "--evaluate", tmp_path / "held.jsonl"]
+    command = [sys.executable, "-m", "cluster.cli", "train-draft", *map(str, words)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout.splitlines()[-1])
+    assert document["evaluation"]["held"]["rounds"] > 0
+    assert len(document["evaluation"]["held"]["acceptance_rate_by_position"]) == 7
+    prompts = [chat_text(target, dialogue) for dialogue in read_dialogues(tmp_path / "draft/training/answers-0.jsonl")]
+    assert document["dialogues"] == len(prompts) > 4
+    assert any("Who am I?" in prompt for prompt in prompts)
+    assert not any("who are you?" in " ".join(prompt.lower().split()) for prompt in prompts)
+
+
+def chat_text(target: Path, dialogue: Dialogue) -> str:
+    return str(AutoTokenizer.from_pretrained(target).decode(dialogue.prompt))
