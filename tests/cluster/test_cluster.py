@@ -21,7 +21,7 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from cluster.channel.segment import DIRECTORY
-from cluster.client import Client, Request, Stopping, TokenPrompt
+from cluster.client import Client, Request, Sampling, Stopping, TokenPrompt
 from cluster.config import load_config
 from cluster.engine.build import engine_settings
 from cluster.engine.in_process import GenerationRequest, InProcessEngine
@@ -90,7 +90,11 @@ def expected(config: Path) -> list[tuple[int, ...]]:
 
 
 def asked(prompt: tuple[int, ...]) -> Request:
-    return Request(prompt=TokenPrompt(token_ids=prompt), stopping=Stopping(max_tokens=NUM_TOKENS, ignore_eos=True))
+    return Request(
+        prompt=TokenPrompt(token_ids=prompt),
+        sampling=Sampling(temperature=0.0),
+        stopping=Stopping(max_tokens=NUM_TOKENS, ignore_eos=True),
+    )
 
 
 def status(running: Running) -> dict[str, Any]:
