@@ -1,5 +1,6 @@
 """`dspark-cluster status`: a cluster's actors, nodes, contracts, and figures."""
 
+import sys
 import time
 from typing import Final
 
@@ -14,6 +15,8 @@ from actors.view import ClusterView, view
 
 _WATCH_PERIOD_S: Final = 1.0
 
+_PIPE_WIDTH: Final = 160
+
 
 def status(address: str | None, namespace: str, *, watch: bool, json_output: bool) -> None:
     """Show it once, or with `watch` until the user interrupts. Raises UserError where there is no cluster."""
@@ -21,7 +24,8 @@ def status(address: str | None, namespace: str, *, watch: bool, json_output: boo
         if json_output:
             print(view().to_json())
             return
-        console = Console(highlight=False)
+        # A pipe has no width, and a squeezed table loses names.
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
         if not watch:
             console.print(_report(view()))
             return
@@ -76,7 +80,7 @@ def _figures(now: ClusterView) -> str:
 def _table(*columns: str, rows: list[tuple[str, ...]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
     table.add_row()
