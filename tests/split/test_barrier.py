@@ -13,7 +13,8 @@ from cluster.contract.policy import Policy
 from cluster.contract.verify import verify_allocation
 from cluster.control.child_process import ChildProcess
 from cluster.control.settings import CoordinatorSettings, MemberSettings
-from cluster.engine.separate import COORDINATOR_MODULE, TARGET_WORKER
+from cluster.engine.pair import TARGET_WORKER
+from cluster.engine.separate import COORDINATOR_MODULE
 from cluster.speculation.settings import RemoteDraftSettings
 from tests.checkpoints import TinyPair, make_pair
 from tests.split.arms import pair_settings
