@@ -9,7 +9,7 @@ from ray.cluster_utils import Cluster
 NAMESPACE = "tests"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def two_nodes() -> Iterator[Cluster]:
     """A node of the target's pool with 2 CPUs and one of the draft's with 1, and this process joined to them."""
     with pytest.MonkeyPatch.context() as environment:
