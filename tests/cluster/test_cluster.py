@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from cluster.config import load_config
 from cluster.engine.build import engine_settings
 from cluster.engine.in_process import GenerationRequest, InProcessEngine
 from tests.checkpoints import make_pair
+from tests.cluster.waiting import eventually
 
 DEADLINE_S = 400
 """For `up` on a machine that does other things: it imports vLLM three times."""
@@ -103,13 +103,6 @@ def status(running: Running) -> dict[str, Any]:
     return json.loads(result.stdout)
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + SHORT_DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 def actor(name: str) -> Any:
     return ray.get_actor(name, namespace=NAMESPACE)
 
@@ -175,8 +168,8 @@ def test_an_engines_process_ends_with_its_actor(running: Running) -> None:
     children = children_of(replica)
     assert children, "vLLM runs its engine in a process of its own"
     os.kill(replica, signal.SIGKILL)
-    eventually(lambda: not any(lives(child) for child in children))
-    eventually(lambda: not status(running)["gateway"]["serving"])
+    eventually(lambda: not any(lives(child) for child in children), deadline_s=SHORT_DEADLINE_S)
+    eventually(lambda: not status(running)["gateway"]["serving"], deadline_s=SHORT_DEADLINE_S)
 
 
 def test_down_leaves_nothing(running: Running) -> None:

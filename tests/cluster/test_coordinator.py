@@ -1,7 +1,6 @@
 """The coordinator as an actor, in real Ray: members come to it over gRPC, and a restart forgets nothing."""
 
 import os
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import ray
 
 from actors.coordinator import COORDINATOR_ACTOR, PairView
 from cluster.contract.policy import Policy
+from tests.cluster.waiting import eventually
 from tests.control import CONTRACT, DEADLINE_S, join, pair_up
 
 pytestmark = pytest.mark.usefixtures("two_nodes")
@@ -30,10 +30,7 @@ def process_of(actor: Any) -> int:
 def restart(actor: Any) -> None:
     before = process_of(actor)
     ray.kill(actor, no_restart=False)
-    deadline_s = time.monotonic() + DEADLINE_S
-    while process_of(actor) == before:  # the old one may answer once more
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+    eventually(lambda: process_of(actor) != before, deadline_s=DEADLINE_S)  # the old one may answer once more
 
 
 def view(coordinator: Any) -> list[PairView]:

@@ -5,8 +5,7 @@ The last test kills them.
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from actors.target import ReplicaHealth, TargetReplica
 from cluster.client import Client, GenerationError, Request, Sampling, Stopping, TokenPrompt
 from cluster.config import ClusterConfig, ModelConfig
 from cluster.serving.settings import ServerSettings
+from tests.cluster.waiting import eventually
 from tests.serving.scripted_engine import ScriptedEngine
 
 DEADLINE_S = 30
@@ -66,13 +66,6 @@ def request(tokens: int = 5, **more: Any) -> Request:
     return Request(prompt=TokenPrompt(token_ids=(1, 2)), stopping=Stopping(max_tokens=tokens), **more)
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 def test_requests_share_the_replicas(served: Served) -> None:
     for replica in served.replicas.values():
         ray.get(replica.hold.remote())
@@ -88,7 +81,7 @@ def test_requests_share_the_replicas(served: Served) -> None:
         # What a client doesn't want any more, its replica doesn't make.
         for stream in streams:
             stream.close()  # type: ignore[attr-defined]
-        eventually(lambda: [served.health(name).running for name in NAMES] == [0, 0])
+        eventually(lambda: [served.health(name).running for name in NAMES] == [0, 0], deadline_s=DEADLINE_S)
     assert sum(served.health(name).requests for name in NAMES) == 4
 
 
@@ -123,10 +116,11 @@ def test_a_replica_that_dies(served: Served) -> None:
         assert error.value.status.name == "UNAVAILABLE"
         assert served.health("target-1").running == 1
         assert [info.state for info in client.cluster_info()] == ["dead", "ready"]
-        next(client.stream(request()))
+        another = client.stream(request())  # held: one that is let go ends its request
+        next(another)
         assert served.health("target-1").running == 2
         kill(served, "target-1")
-        eventually(lambda: not served.gateway_health().serving)
+        eventually(lambda: not served.gateway_health().serving, deadline_s=DEADLINE_S)
         with pytest.raises(GenerationError) as error:
             client.generate(request())
         assert error.value.status.name == "UNAVAILABLE"

@@ -1,6 +1,5 @@
 """Places in a real Ray cluster of two nodes: one with 2 CPUs for targets, one with 1 CPU for drafts."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +8,7 @@ import ray
 from actors.placement import ReplicaPlaces, nodes, place, release
 from cluster.config import Hosts, PoolConfig, PoolsConfig
 from cluster.errors import UserError
+from tests.cluster.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("two_nodes")
 
@@ -20,10 +20,11 @@ DRAFT = PoolConfig(labels={"pool": "draft"})
 def released() -> Iterator[None]:
     yield
     release()
-    deadline_s = time.monotonic() + DEADLINE_S  # nodes report what they have a few times a second
-    while sum(node.free.get("CPU", 0) for node in nodes()) < 3:
-        assert time.monotonic() < deadline_s, "places are held after their release"
-        time.sleep(0.02)
+    eventually(  # nodes report what they have a few times a second
+        lambda: sum(node.free.get("CPU", 0) for node in nodes()) >= 3,
+        deadline_s=DEADLINE_S,
+        otherwise="places are held after their release",
+    )
 
 
 def found(pools: PoolsConfig, *, with_draft: bool = True, timeout_s: float = DEADLINE_S) -> list[ReplicaPlaces]:
