@@ -59,7 +59,7 @@ def generate_remote(remote: RemoteOptions, options: GenerateOptions) -> Generate
         try:
             result = _stream(client, options)
         except GenerationError as error:
-            raise _user_error(remote.address, error) from error
+            raise user_error(remote.address, error) from error
     if options.json_output:
         print(json.dumps(result.to_json()))
     else:
@@ -97,7 +97,8 @@ def _stream(client: Client, options: GenerateOptions) -> GenerateResult:
     )
 
 
-def _user_error(address: str, error: GenerationError) -> UserError:
+def user_error(address: str, error: GenerationError) -> UserError:
+    """What the user of this server can do about a call that failed."""
     match error.status:
         case grpc.StatusCode.UNAVAILABLE:
             remedy = "check the address, TLS, and that the server is ready"
