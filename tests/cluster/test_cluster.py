@@ -6,9 +6,11 @@ The tests stand in the order of the cluster's life: up, requests, an actor's dea
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -50,6 +52,12 @@ def run(*words: object, deadline_s: float = SHORT_DEADLINE_S) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
 
 
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cluster")
@@ -63,7 +71,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "target": {"labels": {"pool": "target"}},
             "draft": {"labels": {"pool": "draft"}},
         },
-        "gateway": {"port": 0},
+        "gateway": {"port": 0, "metrics_port": free_port()},
         "ray": {"namespace": NAMESPACE},
     }
     file.write_text(yaml.safe_dump(plain))
@@ -159,6 +167,20 @@ def test_status_tells_what_runs(running: Running) -> None:
     shown = run("status", "--address", running.ray, "--namespace", NAMESPACE).stdout
     assert "target-0" in shown
     assert f"requests: {now['requests']}; acceptance length" in shown
+
+
+def test_the_gateways_page_has_the_replicas_figures(running: Running) -> None:
+    port = load_config(running.config).gateway.metrics_port
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SHORT_DEADLINE_S) as page:
+        lines = page.read().decode().splitlines()
+    figures = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+    accepted = [name for name in figures if name.startswith("vllm:spec_decode_num_accepted_tokens_total{")]
+    assert ['replica="target-0"' in name for name in accepted] == [True]
+    assert figures[accepted[0]] > 0
+    assert figures['dspark_rounds_total{replica="target-0"}'] > 0
+    assert figures['dspark_round_seconds_total{part="draft",replica="target-0"}'] > 0
+    assert figures['dspark_pairing_epoch{replica="target-0"}'] == 1
+    assert figures['dspark_draft_lost{replica="target-0"}'] == 0
 
 
 def write_batch(file: Path, repeats: int) -> None:
