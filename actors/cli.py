@@ -139,7 +139,7 @@ def batch(
         refuse_beside("--address", {"--ray-address": ray_address, "--namespace": namespace, "--config": config})
         run(options, lambda: nullcontext(access))
         return
-    from actors.commands.batch import gateway, warn_of_rays_copy
+    from actors.commands.borrow import gateway, warn_of_rays_copy
 
     warn_of_rays_copy(output)
     cluster = None

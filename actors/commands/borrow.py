@@ -1,4 +1,4 @@
-"""Whom `dspark-cluster batch` asks: the cluster of a Ray, or one of its own for as long as the batch runs."""
+"""Whom a command asks: the cluster of a Ray, or one of its own for as long as it runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from actors.answers import ask_health
 from actors.commands.down import down
-from actors.commands.up import clock
+from actors.commands.up import clock, describe_pair
 from actors.gateway import GatewayHealth
 from actors.names import GATEWAY
 from actors.session import session
@@ -43,14 +43,17 @@ def gateway(
             if found is not None:
                 server = _reachable(found)
             elif config is not None:
-                server = up(config, clock()).address
-                own = True
+                started = up(config, clock())
+                for index, pair in enumerate(started.pairs):
+                    messages.print(escape(describe_pair(index, pair)), soft_wrap=True)
+                server = started.address
                 access = replace(access, token_file=access.token_file or config.gateway.token_file)
+                own = True
             else:
                 raise UserError(
                     "no cluster",
                     f"none serves in Ray namespace {namespace}",
-                    "start one with `dspark-cluster up`, or give --config to start one for this batch",
+                    "start one with `dspark-cluster up`, or give --config to start one for this command",
                 )
         yield replace(access, address=server)
     finally:
