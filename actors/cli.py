@@ -82,6 +82,19 @@ def down(
 
 @app.command()
 @command
+def demo(
+    prompt: Annotated[str, typer.Argument(help="What to ask.")] = "What is the capital of France?",
+    json_output: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Start a small cluster here, ask SmolLM2-135M-Instruct with its draft, stop it. First run: 93 MB to fetch."""
+    from actors.commands.demo import demo as run
+
+    run(prompt, json_output=json_output)
+
+
+@app.command()
+@command
 def batch(
     input_: Annotated[Path, typer.Option("--input", help="JSONL file of requests, one a line.")],
     output: Annotated[Path, typer.Option(help="JSONL file of answers; one that is there is gone on with.")],

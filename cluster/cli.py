@@ -176,19 +176,6 @@ def serve(
 
 @app.command()
 @command
-def demo(
-    prompt: Annotated[str, typer.Argument(help="What to ask.")] = "What is the capital of France?",
-    json_output: JsonOption = False,
-    debug: DebugOption = False,
-) -> None:
-    """Ask SmolLM2-135M-Instruct, with speculative decoding: the first run fetches and converts it (93 MB)."""
-    from cluster.commands.demo import demo as run
-
-    run(prompt, json_output=json_output)
-
-
-@app.command()
-@command
 def plan(
     target: Annotated[str | None, typer.Option(help="Target model: a folder or a hub name; no weights needed.")] = None,
     draft: Annotated[str | None, typer.Option(help="Draft model, likewise.")] = None,
