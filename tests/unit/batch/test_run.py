@@ -14,6 +14,7 @@ from cluster.batch.output import BatchOutput
 from cluster.batch.run import BatchRun, RunOptions
 from cluster.batch.tally import Tally
 from cluster.client import FinishReason
+from cluster.errors import UserError
 from tests.unit.batch.conftest import ScriptedClient, ScriptedTime, WriteInput, answer, failure
 
 OPTIONS = RunOptions(concurrency=2, patience_s=60.0)
@@ -126,6 +127,17 @@ def test_a_server_that_stays_away_is_given_up(run: Run, time: ScriptedTime, tmp_
     assert tally.rows() == [("OK", 2), ("UNAVAILABLE", 2), ("not run", 2)]
     assert time.now_s < 3 * OPTIONS.patience_s
     assert len(written(tmp_path)) == 2
+
+
+def test_an_output_that_cannot_be_written_ends_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise UserError("output out.jsonl", "it can't be written (No space left on device)", "mend that")
+
+    monkeypatch.setattr(BatchOutput, "append", full)
+    client = ScriptedClient()
+    with pytest.raises(UserError, match="No space left"):
+        run(client)
+    assert len(client.asked) <= 4, "what follows would be lost, too"
 
 
 def test_an_interruption_keeps_what_was_answered(batch: BatchInput, tmp_path: Path) -> None:
