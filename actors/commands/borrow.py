@@ -36,14 +36,14 @@ def gateway(
     Raises:
         UserError: there is no cluster and no config, or none can be reached or started.
     """
-    own = False
+    own, say = False, clock()
     try:
-        with session(address, namespace, start=config is not None):
+        with session(address, namespace, start=config is not None, say=say):
             found: GatewayHealth | None = ask_health(GATEWAY)
             if found is not None:
                 server = _reachable(found)
             elif config is not None:
-                started = up(config, clock())
+                started = up(config, say)
                 for index, pair in enumerate(started.pairs):
                     messages.print(escape(describe_pair(index, pair)), soft_wrap=True)
                 server = started.address
