@@ -3,12 +3,22 @@
 Here, and not there, because nothing in `cluster` knows of actors. Ray is imported by the command that needs it.
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cluster.cli import app, main
+from cluster.cli import (
+    TlsCaOption,
+    TlsCertificateOption,
+    TlsKeyOption,
+    TlsOption,
+    TokenFileOption,
+    app,
+    main,
+    refuse_beside,
+)
 from cluster.commands.terminal import DebugOption, JsonOption, command
 from cluster.config import DEFAULT_NAMESPACE, Override, load_config, parse_override
 
@@ -68,6 +78,89 @@ def down(
     from actors.commands.down import down as run
 
     run(address, namespace)
+
+
+@app.command()
+@command
+def demo(
+    prompt: Annotated[str, typer.Argument(help="What to ask.")] = "What is the capital of France?",
+    json_output: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Start a small cluster here, ask SmolLM2-135M-Instruct with its draft, stop it. First run: 93 MB to fetch."""
+    from actors.commands.demo import demo as run
+
+    run(prompt, json_output=json_output)
+
+
+@app.command()
+@command
+def batch(
+    input_: Annotated[Path, typer.Option("--input", help="JSONL file of requests, one a line.")],
+    output: Annotated[Path, typer.Option(help="JSONL file of answers; one that is there is gone on with.")],
+    address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a server; default: the gateway of a cluster in Ray.")
+    ] = None,
+    ray_address: AddressOption = None,
+    namespace: Annotated[
+        str | None, typer.Option(help=f"Ray namespace of the cluster; default: {DEFAULT_NAMESPACE}.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of a cluster to start where there is none, and to stop at the end.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="For lines without max_tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="For lines without temperature.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="For lines without seed.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests at once; default: as many as the server runs.")
+    ] = None,
+    request_timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds for each request.")] = None,
+    patience: Annotated[
+        float,
+        typer.Option(min=1.0, help="Seconds in which a request is repeated while there is no room or no replica."),
+    ] = 300.0,
+    tls: TlsOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_certificate: TlsCertificateOption = None,
+    tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Answer every line of a file. Exit code 0: all have their answers; 1: some failed; 2: something is wrong."""
+    from cluster.commands.batch import BatchOptions
+    from cluster.commands.batch import batch as run
+    from cluster.commands.generate_remote import RemoteOptions
+
+    given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    options = BatchOptions(
+        input=input_,
+        output=output,
+        defaults={name: value for name, value in given.items() if value is not None},
+        concurrency=concurrency,
+        request_timeout_s=request_timeout,
+        patience_s=patience,
+    )
+    access = RemoteOptions(
+        address=address or "",
+        tls=tls,
+        tls_ca=tls_ca,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        token_file=token_file,
+    )
+    if address is not None:
+        refuse_beside("--address", {"--ray-address": ray_address, "--namespace": namespace, "--config": config})
+        run(options, lambda: nullcontext(access))
+        return
+    from actors.commands.borrow import gateway, warn_of_rays_copy
+
+    warn_of_rays_copy(output)
+    cluster = None
+    if config is not None:
+        refuse_beside("--config", {"--ray-address": ray_address, "--namespace": namespace})
+        cluster = load_config(config)
+        ray_address, namespace = cluster.ray.address, cluster.ray.namespace
+    run(options, lambda: gateway(ray_address, namespace or DEFAULT_NAMESPACE, access, config=cluster))
 
 
 if __name__ == "__main__":

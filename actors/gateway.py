@@ -1,5 +1,7 @@
 """The gateway: the generation service over gRPC, in front of all replicas."""
 
+import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,6 +52,10 @@ class Gateway:
         engines = {name: RemoteEngine(handle, model) for name, (handle, model) in self._replicas.items()}
         self._router = Router(engines)
         self._server = GenerationServer(self._router, self._settings, replica=GATEWAY)
+        # A page is asked for in the thread of its server, the replicas in this loop.
+        loop = asyncio.get_running_loop()
+        metrics = self._server.service.requests.metrics
+        metrics.federate(lambda: asyncio.run_coroutine_threadsafe(_pages(engines), loop).result())
         await self._server.start()
         return self._address
 
@@ -82,6 +88,11 @@ class Gateway:
         assert self._server is not None
         host, _, port = self._server.address.rpartition(":")
         return f"{ray.util.get_node_ip_address()}:{port}" if host in _WILDCARDS else self._server.address
+
+
+async def _pages(engines: Mapping[str, RemoteEngine]) -> dict[str, str | None]:
+    answers = await asyncio.gather(*(engine.metrics() for engine in engines.values()))
+    return dict(zip(engines, answers, strict=True))
 
 
 GATEWAY_ACTOR: Final[Any] = ray.remote(num_cpus=0, concurrency_groups={HEALTH: 1})(Gateway)

@@ -15,6 +15,9 @@ from cluster.serving.types import Request
 _HEALTH_PERIOD_S: Final = 0.5
 """A replica that has ended is known within this time, also when nobody asks it for anything."""
 
+_METRICS_TIMEOUT_S: Final = 5.0
+"""For a step of the engine to end and to be asked; Prometheus waits for 10 s."""
+
 
 class RemoteEngine:
     """A `GenerationEngine`. What travels through Ray are requests, texts and token ids."""
@@ -59,6 +62,17 @@ class RemoteEngine:
         finally:
             if not ended:
                 ray.cancel(stream)
+
+    async def metrics(self) -> str | None:
+        """Its page of Prometheus figures, or None where it doesn't come in time."""
+        if self.dead:
+            return None
+        try:
+            async with asyncio.timeout(_METRICS_TIMEOUT_S):
+                page: str = await self._ask(self._replica.metrics.remote())
+                return page
+        except (TimeoutError, EngineDeadError):
+            return None
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         await self._ask(self._replica.abort.remote(list(request_ids)))

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import ray
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from actors.names import HEALTH
 from cluster.config import ClusterConfig
 from cluster.engine.cpu import profile
 from cluster.serving.engine import EngineDelta
 from cluster.serving.model import ServedModel
+from cluster.serving.round_metrics import RoundCollector
 from cluster.serving.types import Request
 from cluster.speculation.figures import AcceptanceFigures
+from cluster.speculation.rounds import RoundReport
 from cluster.speculation.settings import RemoteDraftSettings
 
 if TYPE_CHECKING:
@@ -72,6 +75,19 @@ class TargetReplica:
         finally:
             self._running -= 1
             self._requests += 1
+
+    async def round_report(self) -> RoundReport | None:
+        """Of the rounds with the draft worker; None without one. Raises EngineDeadError."""
+        return await self._started.round_report()
+
+    async def metrics(self) -> str:
+        """This process's page of Prometheus figures: vLLM's, and those of the rounds. Raises EngineDeadError."""
+        page = generate_latest(REGISTRY)
+        if (report := await self.round_report()) is not None:
+            rounds = CollectorRegistry()
+            rounds.register(RoundCollector(report))
+            page += generate_latest(rounds)
+        return page.decode()
 
     async def abort(self, request_ids: list[str]) -> None:
         """As `GenerationEngine.abort`."""

@@ -24,6 +24,13 @@ AttentionBackendOption = Annotated[
 KVCacheDtypeOption = Annotated[str, typer.Option(help="Of the draft: inherit, auto, or a dtype's name.")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Refuse whatever deviates from the target.")]
 
+# What a server asks of its clients.
+TlsOption = Annotated[bool, typer.Option("--tls", help="Of the server: its authority is one the system knows.")]
+TlsCaOption = Annotated[Path | None, typer.Option(help="The authority that signed the server's certificate.")]
+TlsCertificateOption = Annotated[Path | None, typer.Option(help="Your certificate, for mutual TLS.")]
+TlsKeyOption = Annotated[Path | None, typer.Option(help="Its key.")]
+TokenFileOption = Annotated[Path | None, typer.Option(help="The file that holds the server's token.")]
+
 
 class Placement(StrEnum):
     """Where the draft runs."""
@@ -59,11 +66,11 @@ def generate(
     address: Annotated[
         str | None, typer.Option(help="HOST:PORT of a server that answers, instead of --target.")
     ] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="Of the server: its authority is one the system knows.")] = False,
-    tls_ca: Annotated[Path | None, typer.Option(help="The authority that signed the server's certificate.")] = None,
-    tls_certificate: Annotated[Path | None, typer.Option(help="Your certificate, for mutual TLS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
-    token_file: Annotated[Path | None, typer.Option(help="The file that holds the server's token.")] = None,
+    tls: TlsOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_certificate: TlsCertificateOption = None,
+    tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
     json_output: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -96,7 +103,7 @@ def generate(
     if address is not None:
         own: dict[str, Any] = {"--target": target, "--draft": draft, "--num-speculative-tokens": num_speculative_tokens}
         own |= {"--max-model-len": max_model_len, "--placement": placement if placement is Placement.SEPARATE else None}
-        _refuse_beside("--address", own)
+        refuse_beside("--address", own)
         remote = RemoteOptions(
             address=address,
             tls=tls,
@@ -109,7 +116,7 @@ def generate(
         return
     if target is None:
         raise UserError("no model", "there is nothing to answer with", "name --target, or --address of a server")
-    _refuse_beside("--target", server | {"--token-file": token_file})
+    refuse_beside("--target", server | {"--token-file": token_file})
     model = open_model(target, role="target")
     speculation = None
     if draft is not None:
@@ -165,19 +172,6 @@ def serve(
         target=model, speculation=speculation, max_model_len=max_model_len, max_num_seqs=max_running
     )
     run(settings, listening)
-
-
-@app.command()
-@command
-def demo(
-    prompt: Annotated[str, typer.Argument(help="What to ask.")] = "What is the capital of France?",
-    json_output: JsonOption = False,
-    debug: DebugOption = False,
-) -> None:
-    """Ask SmolLM2-135M-Instruct, with speculative decoding: the first run fetches and converts it (93 MB)."""
-    from cluster.commands.demo import demo as run
-
-    run(prompt, json_output=json_output)
 
 
 @app.command()
@@ -294,7 +288,7 @@ def train_draft(
     run(options.tiny() if dry_run else options)
 
 
-def _refuse_beside(option: str, others: dict[str, Any]) -> None:
+def refuse_beside(option: str, others: dict[str, Any]) -> None:
     """Raise UserError for the first of `others` that is given: beside `option` it would do nothing."""
     for other, value in others.items():
         if value is not None:

@@ -4,7 +4,6 @@ A key that isn't known, a value of another type and one that can't be are refuse
 and what is allowed. Nothing is looked up here: whether a model is there shows when it is opened.
 """
 
-import difflib
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,7 +14,7 @@ import yaml
 
 from cluster.channel.base import ChannelKind
 from cluster.contract.codec import from_plain
-from cluster.contract.errors import DocumentError, UnknownKey, require_positive
+from cluster.contract.errors import DocumentError, require_positive
 from cluster.contract.policy import Policy
 from cluster.engine.settings import EngineOptions
 from cluster.errors import UserError
@@ -180,7 +179,7 @@ def load_config(file: Path | None, overrides: Sequence[Override] = ()) -> Cluste
     try:
         return from_plain(ClusterConfig, plain)
     except DocumentError as error:
-        raise _refusal(error, _source(error.path, file, overrides)) from error
+        raise error.at(_source(error.path, file, overrides)) from error
 
 
 def _read(file: Path) -> Any:
@@ -229,16 +228,6 @@ def _source(path: str, file: Path | None, overrides: Sequence[Override]) -> str:
     if flags:
         return flags[-1]
     return str(file) if file is not None else "the config"
-
-
-def _refusal(error: DocumentError, source: str) -> UserError:
-    if isinstance(error, UnknownKey):
-        near = difflib.get_close_matches(error.path.rpartition(".")[2], error.known, n=1)
-        remedy = f"did you mean {near[0]}? There are" if near else "there are"
-        return UserError(f"{source}: {error.path}", "there is no such key", f"{remedy} {', '.join(error.known)}")
-    if error.found == "missing":
-        return UserError(f"{source}: {error.path}", "it is missing", "give it")
-    return UserError(f"{source}: {error.path} is {error.found}", f"it must be {error.expected}", "change it")
 
 
 def _require_seconds(**values: float) -> None:

@@ -22,7 +22,7 @@ def up(config: ClusterConfig) -> None:
     Raises:
         UserError: it doesn't start; nothing of it is left then.
     """
-    say = _clock()
+    say = clock()
     with session(config.ray.address, config.ray.namespace, start=True, say=say):
         started = start(config, say)
     for index, pair in enumerate(started.pairs):
@@ -55,7 +55,8 @@ def describe_pair(index: int, pair: PairView) -> str:
     )
 
 
-def _clock() -> Callable[[str], None]:
+def clock() -> Callable[[str], None]:
+    """Says each step with the seconds since now."""
     begun = time.monotonic()
 
     def say(what: str) -> None:

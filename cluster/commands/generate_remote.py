@@ -17,6 +17,7 @@ from cluster.client import (
     Request,
     Response,
     Sampling,
+    SpeculationOptions,
     Stopping,
     TextPrompt,
     join_responses,
@@ -55,11 +56,7 @@ class RemoteOptions:
 
 def generate_remote(remote: RemoteOptions, options: GenerateOptions) -> GenerateResult:
     """Print the answer's text as it comes, then its figures. Raises UserError for whatever the server refuses."""
-    with Client(remote.connection()) as client:
-        try:
-            result = _stream(client, options)
-        except GenerationError as error:
-            raise _user_error(remote.address, error) from error
+    result = answer_remote(remote, options, stream=not options.json_output)
     if options.json_output:
         print(json.dumps(result.to_json()))
     else:
@@ -67,22 +64,38 @@ def generate_remote(remote: RemoteOptions, options: GenerateOptions) -> Generate
     return result
 
 
-def _stream(client: Client, options: GenerateOptions) -> GenerateResult:
+def answer_remote(
+    remote: RemoteOptions, options: GenerateOptions, *, stream: bool, speculate: bool | None = None
+) -> GenerateResult:
+    """The server's answer; `stream` prints the text as it comes, `speculate` None leaves drafts to the server.
+
+    Raises:
+        UserError: the server refuses it.
+    """
+    with Client(remote.connection()) as client:
+        try:
+            return _answer(client, options, stream, speculate)
+        except GenerationError as error:
+            raise user_error(remote.address, error) from error
+
+
+def _answer(client: Client, options: GenerateOptions, stream: bool, speculate: bool | None) -> GenerateResult:
     chat = client.model_info().has_chat_template if options.chat is None else options.chat
     said = ChatPrompt(messages=(ChatMessage(role="user", content=options.prompt),))
     request = Request(
         prompt=said if chat else TextPrompt(text=options.prompt),
         sampling=Sampling(temperature=options.temperature, seed=options.seed),
         stopping=Stopping(max_tokens=options.max_tokens),
+        speculation=SpeculationOptions(enabled=speculate),
     )
     start = time.perf_counter()
     responses: list[Response] = []
     for response in client.stream(request):
         responses.append(response)
-        if not options.json_output:
+        if stream:
             print("".join(choice.text for choice in response.choices), end="", flush=True)
     seconds = time.perf_counter() - start
-    if not options.json_output:
+    if stream:
         print(flush=True)
     answer = join_responses(responses)
     (choice,) = answer.choices
@@ -97,7 +110,8 @@ def _stream(client: Client, options: GenerateOptions) -> GenerateResult:
     )
 
 
-def _user_error(address: str, error: GenerationError) -> UserError:
+def user_error(address: str, error: GenerationError) -> UserError:
+    """What the user of this server can do about a call that failed."""
     match error.status:
         case grpc.StatusCode.UNAVAILABLE:
             remedy = "check the address, TLS, and that the server is ready"

@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -126,12 +127,18 @@ def _decode_object(cls: type[Any], plain: object, path: str) -> object:
         if key not in known:
             raise UnknownKey(join_path(path, str(key)), tuple(known))
     _require(known.values(), plain, path)
-    hints = typing.get_type_hints(cls)
+    hints = _hints_of(cls)  # type: ignore[arg-type]  # mypy holds its instances' __hash__ for its own
     arguments = {key: _decode(hints[key], item, join_path(path, key)) for key, item in plain.items()}
     try:
         return cls(**arguments)
     except DocumentError as error:  # what the class itself found, seen from here
         raise error.below(path) from None
+
+
+@cache
+def _hints_of(cls: type[Any]) -> dict[str, Any]:
+    """Once a class: a batch has a hundred thousand of some."""
+    return typing.get_type_hints(cls)
 
 
 def _require(known: Iterable[Field[Any]], plain: dict[str, Any], path: str) -> None:

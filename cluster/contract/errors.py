@@ -1,5 +1,6 @@
 """What the contract can answer with, apart from a contract."""
 
+import difflib
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,6 +24,13 @@ class DocumentError(UserError):
         """The same error, seen from the key that holds the value."""
         return DocumentError(join_path(parent, self.path), self.found, self.expected)
 
+    def at(self, source: str) -> UserError:
+        """The same error about what a person wrote: `source` is a file, a line of it, or a flag."""
+        where = f"{source}: {self.path}" if self.path else source
+        if self.found == "missing":
+            return UserError(where, "it is missing", "give it")
+        return UserError(f"{where} is {self.found}", f"it must be {self.expected}", "change it")
+
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.path, self.found, self.expected)
 
@@ -33,6 +41,11 @@ class UnknownKey(DocumentError):  # noqa: N818 - it names what is wrong, as Docu
     def __init__(self, path: str, known: tuple[str, ...]) -> None:
         super().__init__(path, "unknown", "one of " + ", ".join(known))
         self.known = known
+
+    def at(self, source: str) -> UserError:
+        near = difflib.get_close_matches(self.path.rpartition(".")[2], self.known, n=1)
+        remedy = f"did you mean {near[0]}? There are" if near else "there are"
+        return UserError(f"{source}: {self.path}", "there is no such key", f"{remedy} {', '.join(self.known)}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.path, self.known)

@@ -18,6 +18,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from cluster.engine import round_figures
 from cluster.engine.async_outputs import DeltaReader
+from cluster.engine.pair import TARGET_WORKER
 from cluster.engine.parent import children_die_with_this_process
 from cluster.engine.sampling_params import check_bad_words, refused, sampling_params
 from cluster.engine.settings import EngineSettings
@@ -26,6 +27,7 @@ from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.errors import RequestError, invalid
 from cluster.serving.model import ServedDraft, ServedModel
 from cluster.serving.types import ChatPrompt, Request, Sampling, TextPrompt, TokenPrompt
+from cluster.speculation.rounds import RoundReport, RoundTimes
 
 
 class AsyncEngine:
@@ -46,6 +48,7 @@ class AsyncEngine:
         }
         if settings.speculation is not None:
             arguments["per_request_spec_decode_metrics"] = round_figures.LEVEL
+        self._draft_is_remote = arguments.get("worker_cls") == TARGET_WORKER
         self._usage = _KvCacheUsage()
         try:
             with refused_settings(), children_die_with_this_process():
@@ -70,6 +73,16 @@ class AsyncEngine:
     @property
     def kv_cache_usage(self) -> float:
         return self._usage.share
+
+    async def round_report(self) -> RoundReport | None:
+        """Of the rounds with a draft in another process; None without one. Raises EngineDeadError."""
+        if not self._draft_is_remote:
+            return None
+        try:
+            (plain,) = await self._engine.collective_rpc("round_report")
+        except VLLMEngineDeadError as error:
+            raise EngineDeadError("the engine has died") from error
+        return RoundReport(times=RoundTimes(**plain["times"]), epoch=plain["epoch"], lost=plain["lost"])
 
     @property
     def vllm_engine(self) -> Any:

@@ -5,6 +5,7 @@ EngineArgs(worker_cls="cluster.engine.target_worker.TargetWorker",
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 from dspark.v1.control_pb2 import EngineSizes
@@ -16,6 +17,7 @@ from cluster.contract.vllm_names import resolve_kv_cache_layout
 from cluster.control.member import Member
 from cluster.engine.contract_worker import ContractWorker
 from cluster.engine.version import vllm_release
+from cluster.speculation.rounds import RoundReport
 from cluster.speculation.settings import remote_draft_settings
 
 
@@ -52,6 +54,11 @@ class TargetWorker(ContractWorker):
             weights=tuple(module.parameters()),
             kv_cache_bytes=self.measured_memory(),
         )
+
+    def round_report(self) -> dict[str, Any]:
+        """A RoundReport as plain values, which vLLM carries between its processes."""
+        speculator = self.model_runner.speculator
+        return asdict(RoundReport(times=speculator.times, epoch=self.member.epoch, lost=speculator.lost is not None))
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)

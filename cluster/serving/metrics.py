@@ -1,10 +1,11 @@
 """Prometheus figures: vLLM's own under its names, and the service's under `dspark_`.
 
 AsyncLLM's stat loggers run in this process, so `vllm:spec_decode_num_accepted_tokens` and its kin are in the default
-registry of prometheus_client; the endpoint serves both.
+registry of prometheus_client; the endpoint serves both. A gateway's engines are in
+other processes: it adds their pages.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric, start_http_server
@@ -12,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from cluster.errors import UserError
 from cluster.serving.admission import Admission
+from cluster.serving.federation import federated
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -21,7 +23,8 @@ class ServiceMetrics:
 
     def __init__(self, admission: Admission) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_DefaultRegistry())
+        self._replicas: Callable[[], Mapping[str, str | None]] = dict
+        self.registry.register(_Collected(self._collect))
         self._calls = Counter(
             "dspark_grpc_requests", "Calls by method and status.", ["method", "status"], registry=self.registry
         )
@@ -41,6 +44,10 @@ class ServiceMetrics:
     def admitted(self, seconds: float) -> None:
         self._queue_seconds.observe(seconds)
 
+    def federate(self, replicas: Callable[[], Mapping[str, str | None]]) -> None:
+        """Add each replica's page, which `replicas` fetches whenever somebody asks, in that server's thread."""
+        self._replicas = replicas
+
     def serve(self, host: str, port: int) -> WSGIServer:
         """Serve /metrics in a thread; port 0 takes a free one. Raises UserError where the port can't be had."""
         try:
@@ -49,12 +56,19 @@ class ServiceMetrics:
             raise UserError(f"metrics port {port}", str(error), "choose another with --metrics-port") from error
         return server
 
+    def _collect(self) -> Iterator[Metric]:
+        replicas = self._replicas()
+        return federated(REGISTRY.collect(), replicas) if replicas else iter(REGISTRY.collect())
+
     def _gauge(self, name: str, words: str, read: Callable[[], int]) -> None:
         Gauge(name, words, registry=self.registry).set_function(read)
 
 
-class _DefaultRegistry(Collector):
-    """What vLLM has put into prometheus_client's default registry."""
+class _Collected(Collector):
+    """What a function gives."""
+
+    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
+        self._collect = collect
 
     def collect(self) -> Iterator[Metric]:
-        yield from REGISTRY.collect()
+        return self._collect()

@@ -39,6 +39,15 @@ class RoundTimes:
         return RoundTimes(*(getattr(self, field.name) - getattr(before, field.name) for field in fields(self)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundReport:
+    """How a target stands with its draft. `lost`: it goes on alone."""
+
+    times: RoundTimes
+    epoch: int
+    lost: bool
+
+
 class DraftClient:
     """One round at a time, in order: the draft must not write for a block's last owner after its next one began."""
 

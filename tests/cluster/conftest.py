@@ -17,7 +17,13 @@ def two_nodes() -> Iterator[Cluster]:
         environment.setenv("RAY_AUTH_MODE", "disabled")
         cluster = Cluster(
             initialize_head=True,
-            head_node_args={"num_cpus": 2, "labels": {"pool": "target"}, "include_dashboard": False},
+            # `ray job submit` talks to the dashboard; no port named takes the next free one.
+            head_node_args={
+                "num_cpus": 2,
+                "labels": {"pool": "target"},
+                "include_dashboard": True,
+                "dashboard_port": None,
+            },
         )
         try:
             cluster.add_node(num_cpus=1, labels={"pool": "draft"})

@@ -6,8 +6,10 @@ The tests stand in the order of the cluster's life: up, requests, an actor's dea
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -50,6 +52,12 @@ def run(*words: object, deadline_s: float = SHORT_DEADLINE_S) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
 
 
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cluster")
@@ -63,7 +71,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "target": {"labels": {"pool": "target"}},
             "draft": {"labels": {"pool": "draft"}},
         },
-        "gateway": {"port": 0},
+        "gateway": {"port": 0, "metrics_port": free_port()},
         "ray": {"namespace": NAMESPACE},
     }
     file.write_text(yaml.safe_dump(plain))
@@ -152,6 +160,78 @@ def test_status_tells_what_runs(running: Running) -> None:
     shown = run("status", "--address", running.ray, "--namespace", NAMESPACE).stdout
     assert "target-0" in shown
     assert f"requests: {now['requests']}; acceptance length" in shown
+
+
+def test_the_gateways_page_has_the_replicas_figures(running: Running) -> None:
+    port = load_config(running.config).gateway.metrics_port
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SHORT_DEADLINE_S) as page:
+        lines = page.read().decode().splitlines()
+    figures = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+    accepted = [name for name in figures if name.startswith("vllm:spec_decode_num_accepted_tokens_total{")]
+    assert ['replica="target-0"' in name for name in accepted] == [True]
+    assert figures[accepted[0]] > 0
+    assert figures['dspark_rounds_total{replica="target-0"}'] > 0
+    assert figures['dspark_round_seconds_total{part="draft",replica="target-0"}'] > 0
+    assert figures['dspark_pairing_epoch{replica="target-0"}'] == 1
+    assert figures['dspark_draft_lost{replica="target-0"}'] == 0
+
+
+def write_batch(file: Path, repeats: int) -> None:
+    """The prompts so many times, as a batch's input."""
+    options = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    lines = [{"token_ids": prompt, **options} for prompt in PROMPTS * repeats]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def answers_in(file: Path) -> dict[int, tuple[int, ...]]:
+    """Whole lines of a batch's output, by index; none is there twice."""
+    whole = file.read_text().rpartition("\n")[0] if file.exists() else ""
+    lines = [json.loads(line) for line in whole.splitlines()]
+    answers = {line["index"]: tuple(line["choices"][0]["token_ids"]) for line in lines}
+    assert len(answers) == len(lines)
+    return answers
+
+
+def test_a_batch_finds_the_gateway(running: Running, expected: list[tuple[int, ...]], tmp_path: Path) -> None:
+    write_batch(tmp_path / "prompts.jsonl", 1)
+    files = ("--input", tmp_path / "prompts.jsonl", "--output", tmp_path / "out.jsonl")
+    result = run("batch", "--ray-address", running.ray, "--namespace", NAMESPACE, *files)
+    assert result.returncode == 0, result.stderr
+    assert answers_in(tmp_path / "out.jsonl") == dict(enumerate(expected))
+    assert "acceptance length" in result.stderr
+    elsewhere = run("batch", "--ray-address", running.ray, "--namespace", "empty", *files[:3], tmp_path / "other.jsonl")
+    assert elsewhere.returncode == 2
+    assert "none serves in Ray namespace empty" in elsewhere.stderr
+
+
+def test_a_batch_as_a_job_that_is_stopped_goes_on_in_the_next(
+    running: Running, two_nodes: Cluster, expected: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    repeats = 6
+    write_batch(tmp_path / "prompts.jsonl", repeats)
+    output = tmp_path / "out.jsonl"
+    entrypoint = [sys.executable, "-m", "actors.cli", "batch", "--namespace", NAMESPACE, "--concurrency", "2"]
+    entrypoint += ["--input", "prompts.jsonl", "--output", str(output)]
+
+    def job(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "job", verb]
+        command += ["--address", f"http://{two_nodes.head_node.webui_url}", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=SHORT_DEADLINE_S, check=False)
+
+    def submit(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return job("submit", "--submission-id", name, "--working-dir", str(tmp_path), *words, "--", *entrypoint)
+
+    submitted = submit("stopped", "--no-wait")
+    assert submitted.returncode == 0, submitted.stderr
+    eventually(lambda: len(answers_in(output)) > 1, deadline_s=SHORT_DEADLINE_S)
+    assert job("stop", "stopped").returncode == 0
+    before = len(answers_in(output))
+    assert before < len(PROMPTS) * repeats
+    ended = submit("resumed")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"{before} of {len(PROMPTS) * repeats} lines have their answers from before" in ended.stdout
+    assert answers_in(output) == dict(enumerate(expected * repeats))
+    assert run("status", "--address", running.ray, "--namespace", NAMESPACE).returncode == 0, "the cluster goes on"
 
 
 def test_a_second_cluster_needs_another_namespace(running: Running) -> None:

@@ -5,6 +5,8 @@ The last test kills them.
 
 import os
 import signal
+import socket
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,7 @@ from actors.target import ReplicaHealth, TargetReplica
 from cluster.client import Client, GenerationError, Request, Sampling, Stopping, TokenPrompt
 from cluster.config import ClusterConfig, ModelConfig
 from cluster.serving.settings import ServerSettings
+from cluster.speculation.rounds import RoundReport, RoundTimes
 from tests.cluster.waiting import eventually
 from tests.serving.scripted_engine import ScriptedEngine
 
@@ -37,12 +40,20 @@ class ScriptedReplica(TargetReplica):
     async def process(self) -> int:
         return os.getpid()
 
+    async def round_report(self) -> RoundReport:
+        return RoundReport(times=RoundTimes(rounds=3, encode=0.5, request_bytes=77), epoch=2, lost=False)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     gateway: Any
     replicas: dict[str, Any]
     address: str
+    metrics_port: int
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=DEADLINE_S) as page:
+            return page.read().decode()
 
     def health(self, name: str) -> ReplicaHealth:
         return ray.get(self.replicas[name].health.remote())
@@ -56,8 +67,12 @@ def served(two_nodes: Cluster) -> Iterator[Served]:  # noqa: ARG001 - a session 
     actor = ray.remote(num_cpus=0, concurrency_groups={HEALTH: 1})(ScriptedReplica)
     replicas = {name: actor.remote(CONFIG, None) for name in NAMES}
     started = {name: (replica, ray.get(replica.start.remote())) for name, replica in replicas.items()}
-    gateway = GATEWAY_ACTOR.remote(ServerSettings(port=0), started)
-    yield Served(gateway=gateway, replicas=replicas, address=ray.get(gateway.start.remote()))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        metrics_port = listener.getsockname()[1]
+    gateway = GATEWAY_ACTOR.remote(ServerSettings(port=0, metrics_port=metrics_port), started)
+    address = ray.get(gateway.start.remote())
+    yield Served(gateway=gateway, replicas=replicas, address=address, metrics_port=metrics_port)
     for each in (gateway, *replicas.values()):
         ray.kill(each)
 
@@ -102,6 +117,17 @@ def test_what_a_replica_refuses_keeps_its_status(served: Served) -> None:
     assert error.value.field == "sampling.temperature"
 
 
+def test_the_gateways_page_has_every_replicas_figures(served: Served) -> None:
+    page = served.metrics()
+    for name in NAMES:
+        assert f'dspark_replica_up{{replica="{name}"}} 1.0' in page
+        assert f'dspark_round_seconds_total{{part="encode",replica="{name}"}} 0.5' in page
+        assert f'dspark_channel_bytes_total{{direction="to_draft",replica="{name}"}} 77.0' in page
+        assert f'process_cpu_seconds_total{{replica="{name}"}}' in page
+    assert "dspark_running_choices 0.0" in page
+    assert page.count("# TYPE process_cpu_seconds_total counter") == 1
+
+
 def test_a_replica_that_dies(served: Served) -> None:
     """Its requests end with UNAVAILABLE, later ones go to the other; without any, the gateway isn't ready."""
     for replica in served.replicas.values():
@@ -116,6 +142,7 @@ def test_a_replica_that_dies(served: Served) -> None:
         assert error.value.status.name == "UNAVAILABLE"
         assert served.health("target-1").running == 1
         assert [info.state for info in client.cluster_info()] == ["dead", "ready"]
+        assert 'dspark_replica_up{replica="target-0"} 0.0' in served.metrics()
         another = client.stream(request())  # held: one that is let go ends its request
         next(another)
         assert served.health("target-1").running == 2

@@ -29,12 +29,12 @@ def loop() -> Iterator[LoopThread]:
 class Served:
     """A server of a scripted engine; calls into the engine are made in its loop."""
 
-    def __init__(self, loop: LoopThread, settings: ServerSettings) -> None:
+    def __init__(self, loop: LoopThread, settings: ServerSettings, step_s: float) -> None:
         self.loop = loop
-        self.engine, self.server = loop.run(self._start(settings))
+        self.engine, self.server = loop.run(self._start(settings, step_s))
 
-    async def _start(self, settings: ServerSettings) -> tuple[ScriptedEngine, GenerationServer]:
-        engine = ScriptedEngine()
+    async def _start(self, settings: ServerSettings, step_s: float) -> tuple[ScriptedEngine, GenerationServer]:
+        engine = ScriptedEngine(step_s)
         server = GenerationServer(engine, settings, replica="replica-7")
         await server.start()
         return engine, server
@@ -61,8 +61,8 @@ class Served:
 def start(loop: LoopThread) -> Iterator[Callable[..., Served]]:
     started: list[Served] = []
 
-    def one(**settings: Any) -> Served:
-        started.append(Served(loop, ServerSettings(**{"port": 0, "drain_grace_s": 5.0} | settings)))
+    def one(step_s: float = 0.0, **settings: Any) -> Served:
+        started.append(Served(loop, ServerSettings(**{"port": 0, "drain_grace_s": 5.0} | settings), step_s))
         return started[-1]
 
     yield one

@@ -1,0 +1,30 @@
+"""What the rounds with a draft in another process took, as Prometheus families."""
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from cluster.speculation.rounds import RoundReport
+
+
+class RoundCollector(Collector):
+    """Of one report."""
+
+    def __init__(self, report: RoundReport) -> None:
+        self._report = report
+
+    def collect(self) -> Iterator[Metric]:
+        times = self._report.times
+        yield CounterMetricFamily("dspark_rounds", "Rounds that the draft has answered.", times.rounds)
+        seconds = CounterMetricFamily("dspark_round_seconds", "Time of rounds, by part.", labels=["part"])
+        for part in ("fuse", "encode", "transfer", "draft", "decode"):
+            seconds.add_metric([part], getattr(times, part))
+        yield seconds
+        sent = CounterMetricFamily("dspark_channel_bytes", "Bytes between target and draft.", labels=["direction"])
+        sent.add_metric(["to_draft"], times.request_bytes)
+        sent.add_metric(["to_target"], times.reply_bytes)
+        yield sent
+        yield GaugeMetricFamily("dspark_draft_lost", "Whether the target goes on alone.", float(self._report.lost))
+        yield GaugeMetricFamily("dspark_pairing_epoch", "Epoch of the pair.", self._report.epoch)
