@@ -4,7 +4,8 @@ vLLM's own worker and model runner hold the draft: the runner's model is a stub 
 target, so its speculator is all that works there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -17,12 +18,14 @@ from vllm import EngineArgs
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
+from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer
+from vllm.v1.worker.workspace import lock_workspace, use_workspace_lane
 
 from cluster.contract.contract import KVContract
 from cluster.contract.facts import Role
@@ -188,16 +191,35 @@ def attention(runner: Any, batch: Any) -> tuple[dict[str, Any], dict[str, torch.
     return metadata, build_slot_mappings_by_layer(slot_mappings, pool)
 
 
-def write_block_tables(runner: Any, idx_mapping: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
-    """Put the round's rows where speculators, and captured graphs, read them: by slot, and in the batch's order.
+def input_block_tables(runner: Any) -> list[torch.Tensor]:
+    """Those of each group that speculators, and captured graphs, read: [R, W], a request's row in the batch's order."""
+    tables: list[torch.Tensor] = runner.block_tables.input_block_tables
+    return tables
 
-    Behind the batch's rows is padding. Slots of requests that aren't in the round keep what they had, which none reads.
-    """
+
+def settle_block_tables(runner: Any, idx_mapping: torch.Tensor) -> None:
+    """Once a round's rows are in the `input_block_tables`: put them where they are looked up by slot, and zero what
+    pads them. Slots of requests that aren't in the round keep what they had, which none reads."""
     tables = runner.block_tables
-    for by_slot, table, new in zip(tables.block_tables, tables.input_block_tables, rows, strict=True):
-        by_slot.gpu[idx_mapping] = new
-        table[: len(new)].copy_(new)
-        table[len(new) :].zero_()
+    for by_slot, table in zip(tables.block_tables, tables.input_block_tables, strict=True):
+        by_slot.gpu[idx_mapping] = table[: len(idx_mapping)]
+        table[len(idx_mapping) :].zero_()
+
+
+def lane(runner: Any) -> AbstractContextManager[None]:
+    """What a draft of a target in this process would work in: its graphs keep views of that scratch memory."""
+    workspace: AbstractContextManager[None] = use_workspace_lane(runner._draft_workspace_lane)
+    return workspace
+
+
+def capture(runner: Any) -> None:
+    """The speculator's CUDA graphs. The runner's own `capture_model` would capture the stub, too."""
+    vllm_config = runner.vllm_config
+    if vllm_config.model_config.enforce_eager:
+        return
+    with set_current_vllm_config(vllm_config), freeze_gc_for_cudagraph_capture(), lane(runner), torch.inference_mode():
+        runner.speculator.capture()
+    lock_workspace()  # to grow it would free what the graphs point at
 
 
 def _lent(speculation: Any) -> set[str]:

@@ -14,8 +14,7 @@ from cluster.contract.errors import ContractError
 from cluster.control.member import Member
 from cluster.control.refusals import ControlError
 from cluster.speculation.handshake import round_sizes, tables
-from cluster.speculation.messages import MessageCodec, max_reply_bytes, max_request_bytes
-from cluster.speculation.rounds import DraftClient
+from cluster.speculation.messages import MessageCodec, max_notice_bytes, max_reply_bytes, max_request_bytes
 from cluster.speculation.settings import RemoteDraftSettings
 
 OPEN_TIMEOUT_S: Final = 30.0
@@ -24,7 +23,7 @@ OPEN_TIMEOUT_S: Final = 30.0
 
 def offer_rounds(
     settings: RemoteDraftSettings, member: Member, contract: KVContract, options: control_pb2.RoundOptions
-) -> DraftClient:
+) -> tuple[Channel, MessageCodec]:
     """The target's side.
 
     Raises:
@@ -35,17 +34,16 @@ def offer_rounds(
         settings.channel,
         max_send_bytes=max_request_bytes(sizes),
         max_receive_bytes=max_reply_bytes(sizes),
+        max_notice_bytes=max_notice_bytes(sizes),
         host=settings.host,
     )
     try:
         member.offer_channel(control_pb2.ChannelAddress(**to_plain(offer.address)), options)
-        channel = offer.accept(time.monotonic() + OPEN_TIMEOUT_S)
+        return offer.accept(time.monotonic() + OPEN_TIMEOUT_S), MessageCodec(sizes, contract.digest)
     except ChannelError as error:
         raise _not_open(offer.address, error) from error
     finally:
         offer.withdraw()
-    codec = MessageCodec(sizes, contract.digest)
-    return DraftClient(channel, codec, epoch=member.epoch, deadline_s=settings.round_deadline_s)
 
 
 def open_rounds(

@@ -18,8 +18,8 @@ from cluster.channel import ChannelClosed, ChannelError, DeadlineExceeded, offer
 from cluster.contract.errors import ContractError
 from cluster.control.member import Member
 from cluster.control.settings import MemberSettings
-from cluster.speculation.draft_process import serve
 from cluster.speculation.handshake import round_sizes
+from cluster.speculation.message_server import serve
 from cluster.speculation.messages import (
     BlockTableSizes,
     MessageCodec,
@@ -178,14 +178,14 @@ def members(tmp_path: Path) -> Iterator[tuple[Member, Member]]:
 
 def test_both_sides_open_one_channel_with_one_idea_of_its_messages(members: tuple[Member, Member]) -> None:
     target, draft = members
-    client, (channel, codec) = together(
+    (offered, _), (channel, codec) = together(
         lambda: offer_rounds(SETTINGS, target, CONTRACT, OPTIONS), lambda: open_rounds(draft, CONTRACT, [2560])
     )
     sizes = round_sizes(CONTRACT, OPTIONS)
     assert codec.max_encoded_bytes == MessageCodec(sizes, CONTRACT.digest).max_encoded_bytes
     assert (sizes.hidden_size, sizes.max_num_reqs, sizes.with_input_ids) == (4096, 256, True)
     assert [(t.width, t.block_size, t.num_blocks) for t in sizes.block_tables] == [(2560, 16, CONTRACT.num_blocks)]
-    client.close()
+    offered.close()
     with pytest.raises(ChannelError):
         channel.recv(memoryview(bytearray(codec.max_encoded_bytes)), time.monotonic() + 10)
     channel.close()
