@@ -34,7 +34,7 @@ from cluster.contract.read_side import BuiltSide, pairing_of
 from cluster.control.member import Member
 from cluster.engine.contract_worker import ContractWorker
 from cluster.engine.vllm_errors import refused_settings
-from cluster.speculation.checkpoint import borrowed_parts, load_parameters, read_tensors
+from cluster.speculation.checkpoint import DUMMY, borrowed_parts, fill_with_dummies, load_parameters, read_tensors
 
 
 class DraftWorker(ContractWorker):
@@ -74,7 +74,9 @@ class LentToDraft(nn.Module):
         super().__init__()
         config = vllm_config.model_config
         vocab_size, hidden_size = config.get_vocab_size(), config.get_hidden_size()
-        lent = _lent(vllm_config.speculative_config)
+        is_dummy = vllm_config.load_config.load_format == DUMMY
+        # vLLM's dummy loader gives a draft whatever its model lacks of its own.
+        lent = {"embed_tokens", "lm_head"} if is_dummy else _lent(vllm_config.speculative_config)
         self.model = nn.Module()
         with set_current_vllm_config(vllm_config), set_default_torch_dtype(config.dtype), device:
             if "embed_tokens" in lent:
@@ -87,14 +89,20 @@ class LentToDraft(nn.Module):
                 )
         if not lent:
             return
+        if is_dummy:
+            fill_with_dummies(self)
+        else:
+            self._load(config, lent)
+        with set_current_vllm_config(vllm_config):
+            process_weights_after_loading(self, config, device)
+
+    def _load(self, config: Any, lent: set[str]) -> None:
         folder = Path(config.model)
         tensors = read_tensors(folder, _lendable)
         if config.hf_text_config.tie_word_embeddings:
             tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
         tensors = {name: tensor for name, tensor in tensors.items() if name.split(".")[-2] in lent}
         load_parameters(self, tensors, checkpoint=folder)
-        with set_current_vllm_config(vllm_config):
-            process_weights_after_loading(self, config, device)
 
 
 def start_executor(engine_args: dict[str, Any]) -> Any:

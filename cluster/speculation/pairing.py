@@ -15,7 +15,7 @@ from cluster.control.member import Member
 from cluster.control.refusals import ControlError
 from cluster.speculation.handshake import round_sizes, tables
 from cluster.speculation.messages import MessageCodec, max_notice_bytes, max_reply_bytes, max_request_bytes
-from cluster.speculation.settings import RemoteDraftSettings
+from cluster.speculation.settings import LOOPBACK, RemoteDraftSettings
 
 OPEN_TIMEOUT_S: Final = 30.0
 """For a process that has said that it opens the channel to do it."""
@@ -47,7 +47,7 @@ def offer_rounds(
 
 
 def open_rounds(
-    member: Member, contract: KVContract, table_widths: Sequence[int], *, host: str
+    member: Member, contract: KVContract, table_widths: Sequence[int], *, host: str = LOOPBACK
 ) -> tuple[Channel, MessageCodec]:
     """The draft's side. `table_widths` are those of its own block tables, one for each table that travels; `host` is
     this host's address, as the target's reaches it.
