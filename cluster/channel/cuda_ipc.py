@@ -135,13 +135,15 @@ class CudaIpcChannel(DeviceChannel):
         self._ring.abort()
 
     def close(self) -> None:
-        """Only when no stream has the buffers or flags before it any more: `synchronize` first."""
+        """The target calls it when its stream has passed all rounds. The draft's stream may wait for a target that is
+        gone, and would hold up a draft that gives anything back: its process does that, when it ends."""
         if self._is_closed:
             return
         self._is_closed = True
         self._ring.close()
-        self._flags.close()
-        self._buffers.close()
+        if self._buffers.is_own:
+            self._flags.close()
+            self._buffers.close()
 
     def write(self, flag: Flag, step: int) -> None:
         cuda_driver.stream_write(_stream(), self._flags.address(flag), step)
@@ -192,7 +194,7 @@ class _Buffers:
     def __init__(self, address: int, reply_offset: int, *, is_own: bool) -> None:
         self.address = address
         self.reply_offset = reply_offset
-        self._is_own = is_own
+        self.is_own = is_own
 
     @classmethod
     def allocate(cls, request_bytes: int, reply_bytes: int) -> "_Buffers":
@@ -204,7 +206,7 @@ class _Buffers:
         return cls(cuda_driver.open_exported(handle), _reply_offset(request_bytes), is_own=False)
 
     def close(self) -> None:
-        if self._is_own:
+        if self.is_own:
             cuda_driver.free(self.address)
         else:
             cuda_driver.close_exported(self.address)
