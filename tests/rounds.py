@@ -85,7 +85,7 @@ def round_of(
         query_start_loc=torch.from_numpy(starts).to(device),
         idx_mapping=torch.randperm(slots, generator=random)[:B].to(device),
         num_sampled=some(B, below=K + 2, dtype=torch.int32),
-        num_rejected=some(B, below=K + 1, dtype=torch.int32),
+        num_rejected=some(B, below=K + 1, dtype=torch.int32) % torch.tensor(lengths, dtype=torch.int32, device=device),
         last_sampled=some(slots, 1, below=80, dtype=torch.int64),
         next_prefill_tokens=some(1, slots, below=100, dtype=torch.int32),
         temperature=torch.rand(slots, generator=random).to(device),
