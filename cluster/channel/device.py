@@ -21,14 +21,22 @@ from cluster.channel.errors import ChannelError
 ANSWERED_OFFSET: Final = 0
 """Of the word ANSWERED in the reply buffer: in the place of a message's header."""
 
+MAX_ROUNDS_AHEAD: Final = 8
+"""Of the target's CPU before its stream, and so of the draft's before its own. vLLM's async scheduling is two ahead at
+most."""
+
 _WORD: Final = 1 << 32
 
 
 class Flag(IntEnum):
-    """Words of 32 bits; a step is counted modulo 2^32."""
+    """Words of 32 bits."""
 
     REQUEST = 0
     REPLY = 1
+
+
+def word_of(step: int) -> int:
+    return step % _WORD
 
 
 def has_reached(word: int, step: int) -> bool:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from cluster.channel import Channel, ChannelError
-from cluster.channel.device import DeviceChannel, Flag
+from cluster.channel.device import MAX_ROUNDS_AHEAD, DeviceChannel, Flag, word_of
 from cluster.speculation.device_kernels import Copier, Copy, copy_into, copy_of
 from cluster.speculation.hosted import HostedSpeculator
 from cluster.speculation.message_server import serve
@@ -23,9 +23,6 @@ from cluster.speculation.messages import (
     reply_section,
 )
 from cluster.speculation.round import Round
-from cluster.speculation.target_rounds import MAX_ROUNDS_AHEAD
-
-_STEPS = 1 << 32
 
 
 def serve_rounds(hosted: HostedSpeculator, channel: Channel, codec: MessageCodec, *, epoch: int) -> str:
@@ -43,9 +40,10 @@ class MessageDraft:
 
     def propose(self, request: ProposeRequest) -> NDArray[np.int64]:
         """The drafts [B, K]. The request's arrays are read before this returns, never kept."""
-        for tables, rows in zip(self._hosted.block_tables, request.block_tables, strict=True):
-            for table in tables:
-                table[: request.num_reqs].copy_(torch.from_numpy(rows))
+        with torch.inference_mode():  # in which vLLM has made the tables
+            for tables, rows in zip(self._hosted.block_tables, request.block_tables, strict=True):
+                for table in tables:
+                    table[: request.num_reqs].copy_(torch.from_numpy(rows))
         drafts = self._hosted.propose(self._round(request))
         ids: NDArray[np.int64] = drafts[:, : request.num_speculative_tokens].cpu().numpy()
         return ids
@@ -111,7 +109,7 @@ class DeviceDraft:
             self._answer(notice)
 
     def _answer(self, notice: RoundNotice) -> None:
-        step = notice.step % _STEPS
+        step = word_of(notice.step)
         self._channel.wait(Flag.REQUEST, step)
         self._copier_in.copy(self._copies(notice))
         drafts = self._hosted.propose(self._round(notice))

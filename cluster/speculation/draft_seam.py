@@ -156,8 +156,10 @@ def input_batch(
     num_scheduled_tokens: NDArray[np.int32],
     seq_lens_cpu_upper_bound: torch.Tensor,
     decode_graph_eligible: bool,
+    with_seq_lens: bool,
 ) -> Any:
-    """The part of a target's InputBatch that vLLM's speculators read."""
+    """The part of a target's InputBatch that vLLM's speculators read. Only some read `seq_lens`, which take several
+    kernels."""
     num_tokens = len(positions)
     return SimpleNamespace(
         num_reqs=len(idx_mapping),
@@ -168,7 +170,7 @@ def input_batch(
         positions=positions,
         query_start_loc=query_start_loc,
         query_start_loc_np=query_start_loc_np,
-        seq_lens=(positions[query_start_loc[1:] - 1] + 1).to(torch.int32),
+        seq_lens=(positions[query_start_loc[1:] - 1] + 1).to(torch.int32) if with_seq_lens else None,
         num_scheduled_tokens=num_scheduled_tokens,
         seq_lens_cpu_upper_bound=seq_lens_cpu_upper_bound,
         decode_graph_eligible=decode_graph_eligible,

@@ -83,6 +83,7 @@ class HostedSpeculator:
                 num_scheduled_tokens=round.num_scheduled_tokens,
                 seq_lens_cpu_upper_bound=round.seq_lens_cpu_upper_bound,
                 decode_graph_eligible=round.decode_graph_eligible,
+                with_seq_lens=self._family.reads_input_ids,
             )
             attention = draft_seam.attention(self._runner, batch) if self._family.reuses_attention else (None, None)
             drafts: torch.Tensor = self._runner.speculator.propose(

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from cluster.channel import Channel, ChannelClosed
-from cluster.channel.device import ANSWERED_OFFSET, DeviceChannel, Flag, has_reached
+from cluster.channel.device import ANSWERED_OFFSET, MAX_ROUNDS_AHEAD, DeviceChannel, Flag, has_reached, word_of
 from cluster.speculation.device_kernels import Copier, Copy, copy_of, take_reply
 from cluster.speculation.messages import (
     DeviceLayout,
@@ -25,13 +25,7 @@ from cluster.speculation.round import Round
 from cluster.speculation.rounds import DraftClient, RoundTimes
 from cluster.speculation.watch import Watchdog
 
-MAX_ROUNDS_AHEAD: Final = 8
-"""Of the target's CPU before its stream. vLLM's async scheduling is two ahead at most."""
-
 _AHEAD_POLL_S: Final = 1e-4
-
-_STEPS: Final = 1 << 32
-"""The flags count steps modulo this."""
 
 
 class TargetRounds(ABC):
@@ -102,14 +96,14 @@ class DeviceRounds(TargetRounds):
     def propose(self, round: Round, block_tables: Sequence[torch.Tensor], drafts: torch.Tensor) -> None:
         deadline_s = time.monotonic() + self._deadline_s
         step, copies = self._step + 1, self._copies(round, block_tables)
-        self._watchdog.begin(step % _STEPS, deadline_s)
+        self._watchdog.begin(word_of(step), deadline_s)
         self._step = step
         self._wait_until_near()
         self._copier.copy(copies)
-        self._channel.write(Flag.REQUEST, step % _STEPS)
+        self._channel.write(Flag.REQUEST, word_of(step))
         num_bytes = self._codec.encode_into(self._notice_of(round), self._notice)
         self._channel.send([self._notice[:num_bytes]], deadline_s)
-        self._channel.wait(Flag.REPLY, step % _STEPS)
+        self._channel.wait(Flag.REPLY, word_of(step))
         take_reply(
             drafts,
             last_sampled=round.last_sampled,
@@ -162,7 +156,7 @@ class DeviceRounds(TargetRounds):
     def _wait_until_near(self) -> None:
         """The stream reads the tables of copies, here and at the draft: the CPUs may not run too far ahead of it."""
         oldest = self._step - MAX_ROUNDS_AHEAD
-        while oldest > 0 and not has_reached(self._channel.read(Flag.REPLY), oldest % _STEPS):
+        while oldest > 0 and not has_reached(self._channel.read(Flag.REPLY), word_of(oldest)):
             time.sleep(_AHEAD_POLL_S)
 
 
