@@ -6,7 +6,7 @@ The three run beside each other in one session and take turns, a batch each, so 
 import json
 import statistics
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from typing import Annotated, Any, Final
@@ -45,11 +45,12 @@ class Arm:
         return ArmFacts(**self._answer(_START_TIMEOUT_S))
 
     def run(self, batch: int, seed: int) -> ArmRun:
-        self._connection.send_bytes(json.dumps({"batch": batch, "seed": seed}).encode())
+        with suppress(BrokenPipeError):  # it has ended, which the answer says
+            self._connection.send_bytes(json.dumps({"batch": batch, "seed": seed}).encode())
         return ArmRun(**self._answer(_RUN_TIMEOUT_S))
 
     def stop(self) -> None:
-        if self._process.is_alive():
+        with suppress(BrokenPipeError):
             self._connection.send_bytes(b"")
         self._process.join(_STOP_TIMEOUT_S)
         if self._process.is_alive():

@@ -14,7 +14,7 @@ from cluster.channel.errors import (
     DeadlineExceeded,
     PeerDied,
 )
-from cluster.channel.factory import offer_channel, open_channel
+from cluster.channel.factory import check_channel, offer_channel, open_channel
 
 __all__ = [
     "Channel",
@@ -28,6 +28,7 @@ __all__ = [
     "ChannelUnavailable",
     "DeadlineExceeded",
     "PeerDied",
+    "check_channel",
     "offer_channel",
     "open_channel",
 ]

@@ -51,8 +51,11 @@ class CudaIpcOffer(ChannelOffer):
         """
         device = _current_device()
         self._ring = ShmOffer(max_send_bytes=max_notice_bytes, max_receive_bytes=_UNUSED_BYTES, num_slots=num_slots)
-        self._flags = _Flags(SharedSegment.create(mmap.PAGESIZE))
-        self._buffers = _Buffers.allocate(max_send_bytes, max_receive_bytes)
+        try:
+            self._flags = _Flags(SharedSegment.create(mmap.PAGESIZE))
+            self._buffers = _Buffers.allocate(max_send_bytes, max_receive_bytes)
+        except RuntimeError as error:
+            raise ChannelUnavailable("the cuda_ipc channel", str(error), "use the shm channel") from error
         location = _Location(
             gpu=_uuid(device),
             handle=cuda_driver.export(self._buffers.address).hex(),
@@ -98,31 +101,28 @@ class CudaIpcChannel(DeviceChannel):
         self.request_address = buffers.address
         self.reply_address = buffers.address + buffers.reply_offset
 
+    @staticmethod
+    def check(address: ChannelAddress) -> None:
+        """Raises ChannelUnavailable where the current GPU doesn't reach the target's."""
+        _require_reachable(_location(address).gpu)
+
     @classmethod
     def open(cls, address: ChannelAddress) -> "CudaIpcChannel":
         """The draft's side, on the current GPU.
 
-        Raises ChannelUnavailable where the target's memory can't be reached from it, or the offer is gone.
+        Raises ChannelUnavailable where the target's memory can't be opened, or the offer is gone.
         """
-        location = from_plain(_Location, parse(address.location))
-        _require_reachable(location.gpu)
+        location = _location(address)
         creator_of(location.flags)  # or it is no name of ours
         descriptor = open_descriptor(location.flags)
         try:
             flags = _Flags(SharedSegment.open(location.flags, descriptor))
-        finally:
-            os.close(descriptor)
-        try:
             buffers = _Buffers.open(bytes.fromhex(location.handle), address.max_bytes_from_offerer)
         except RuntimeError as error:
-            flags.close()
             raise _unreachable(location.gpu, str(error)) from error
-        try:
-            ring = ShmChannel.open(location.ring)  # last: the target takes it for the whole
-        except ChannelUnavailable:
-            flags.close()
-            buffers.close()
-            raise
+        finally:
+            os.close(descriptor)
+        ring = ShmChannel.open(location.ring)  # last: the target takes it for the whole
         return cls(ring, flags, buffers)
 
     def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:
@@ -210,6 +210,10 @@ class _Buffers:
             cuda_driver.free(self.address)
         else:
             cuda_driver.close_exported(self.address)
+
+
+def _location(address: ChannelAddress) -> _Location:
+    return from_plain(_Location, parse(address.location))
 
 
 def _reply_offset(request_bytes: int) -> int:

@@ -41,6 +41,18 @@ def offer_channel(
     return GlooOffer(max_send_bytes=max_send_bytes, max_receive_bytes=max_receive_bytes, num_slots=num_slots, host=host)
 
 
+def check_channel(address: ChannelAddress) -> None:
+    """Before the peer is told that this side opens what it offers.
+
+    Raises:
+        ChannelUnavailable: this process can't, whatever the peer does.
+    """
+    if address.kind == "cuda_ipc":
+        from cluster.channel.cuda_ipc import CudaIpcChannel
+
+        CudaIpcChannel.check(address)
+
+
 def open_channel(address: ChannelAddress, deadline_s: float, *, host: str = "127.0.0.1") -> Channel:
     """Open what the peer offered. `host` is this host's own address, as the peer reaches it.
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from dspark.v1 import control_pb2
 
-from cluster.channel import Channel, ChannelAddress, ChannelError, offer_channel, open_channel
+from cluster.channel import Channel, ChannelAddress, ChannelError, check_channel, offer_channel, open_channel
 from cluster.contract.codec import from_plain, to_plain
 from cluster.contract.contract import KVContract
 from cluster.contract.errors import ContractError
@@ -53,7 +53,7 @@ def open_rounds(
     this host's address, as the target's reaches it.
 
     Raises:
-        ContractError, ControlError: the target offers no channel, or none that fits.
+        ContractError, ControlError, ChannelUnavailable: the target offers no channel, or none that fits.
     """
     offer = member.await_channel()
     offered = tuple(offer.round_options.block_table_widths)
@@ -68,6 +68,7 @@ def open_rounds(
     codec = MessageCodec(round_sizes(contract, offer.round_options), contract.digest)
     names = [field.name for field in fields(ChannelAddress)]
     address = from_plain(ChannelAddress, {name: getattr(offer.address, name) for name in names})
+    check_channel(address)
     member.accept_channel()
     try:
         return open_channel(address, time.monotonic() + OPEN_TIMEOUT_S, host=host), codec
