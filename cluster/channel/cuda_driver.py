@@ -3,6 +3,7 @@
 Needs a current context: torch's, once the process has chosen its GPU. A failure of the driver is a RuntimeError.
 """
 
+import ctypes
 from functools import cache
 from typing import Any, Final
 
@@ -31,13 +32,15 @@ def free(address: int) -> None:
 
 def export(address: int) -> bytes:
     (handle,) = _call("cuIpcGetMemHandle", address)
-    return bytes(handle.reserved)
+    return ctypes.string_at(handle.getPtr(), IPC_HANDLE_BYTES)  # not all versions of the bindings show the bytes
 
 
 def open_exported(handle: bytes) -> int:
     """Of another process, on this GPU or on one that this one reaches."""
+    if len(handle) != IPC_HANDLE_BYTES:
+        raise RuntimeError(f"an IPC handle has {IPC_HANDLE_BYTES} bytes, this one {len(handle)}")
     opaque = _driver().CUipcMemHandle()
-    opaque.reserved = handle
+    ctypes.memmove(opaque.getPtr(), handle, IPC_HANDLE_BYTES)
     (address,) = _call("cuIpcOpenMemHandle", opaque, _IPC_LAZY_ENABLE_PEER_ACCESS)
     return int(address)
 
