@@ -94,7 +94,8 @@ class DeviceSection:
 
 
 class DeviceLayout:
-    """The device's part of the rounds of one pair."""
+    """The device's part of the rounds of one pair: `largest` has every tensor's place in the largest round, and
+    `sections(B, T)` what a round fills of it."""
 
     def __init__(self, sizes: RoundSizes) -> None:
         """
@@ -102,22 +103,17 @@ class DeviceLayout:
             MessageError: a row of states isn't whole 4-byte words, in which the kernels copy.
         """
         self._sizes = sizes
-        self._largest = self._on_the_device(sizes.max_num_reqs, sizes.max_num_batched_tokens)
+        self.largest = self._on_the_device(sizes.max_num_reqs, sizes.max_num_batched_tokens)
         states = request_layout(sizes, 1, 1).sections[0]
         if states.num_bytes % _WORD_BYTES:
             raise MessageError(f"a row of {states.tensor.name} has {states.num_bytes} bytes, not whole words of 4")
         self.sections = lru_cache(_LENGTHS_KEPT)(self._sections)
 
-    @property
-    def largest(self) -> Layout:
-        """With every tensor of the largest round; `sections(B, T)` has those of a round."""
-        return self._largest
-
     def _sections(self, num_reqs: int, num_tokens: int) -> tuple[DeviceSection, ...]:
         now = self._on_the_device(num_reqs, num_tokens)
         return tuple(
             DeviceSection(place.tensor.name, place.offset, section.num_bytes)
-            for place, section in zip(self._largest.sections, now.sections, strict=True)
+            for place, section in zip(self.largest.sections, now.sections, strict=True)
         )
 
     def _on_the_device(self, num_reqs: int, num_tokens: int) -> Layout:
