@@ -129,9 +129,9 @@ class _Launch:
         kind = self._config.channel.kind
         if kind == "auto":
             return "shm" if where.share_host else "gloo"
-        if kind == "shm" and not where.share_host:
+        if kind != "gloo" and not where.share_host:
             raise UserError(
-                "channel.kind is shm",
+                f"channel.kind is {kind}",
                 f"Ray has placed target {index} and draft {index} on two hosts",
                 "ask for pools.hosts: same, or take gloo or auto",
             )

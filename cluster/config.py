@@ -142,8 +142,11 @@ class ClusterConfig:
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
-        if self.pools.hosts == "different" and self.channel.kind == "shm":
-            raise DocumentError("channel.kind", "shm with pools.hosts: different", "gloo or auto: shm ends at its host")
+        kind = self.channel.kind
+        if self.pools.hosts == "different" and kind in ("shm", "cuda_ipc"):
+            raise DocumentError(
+                "channel.kind", f"{kind} with pools.hosts: different", f"gloo or auto: {kind} ends at its host"
+            )
         if self.pools.hosts == "different" and self.model.draft is None:
             raise DocumentError("pools.hosts", "different without a draft", "left out, or model.draft given")
 

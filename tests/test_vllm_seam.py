@@ -50,6 +50,7 @@ FILES = {
 SEAMS = {
     "cluster/speculation/target_seam.py": "the target's side of the split",
     "cluster/speculation/draft_seam.py": "the draft's side of the split",
+    "cluster/speculation/device_kernels.py": "kernels of our own, in Triton",
     "cluster/speculation/speculator_hook.py": "where vLLM's runner gets our speculator",
     "cluster/contract/vllm_names.py": "probe and contract",
     "cluster/engine/async_engine.py": "the engine that serves",

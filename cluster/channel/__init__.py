@@ -2,7 +2,7 @@
 
 A `Channel` carries whole messages in both directions between two processes, and nothing else: what a message says is
 `cluster.speculation.messages`' business. One side makes an offer and sends its address over the control connection;
-the other opens it. `shm` connects two processes of one host, `gloo` any two.
+the other opens it. `shm` connects two processes of one host, `gloo` any two, `cuda_ipc` the GPUs of one host.
 """
 
 from cluster.channel.base import Channel, ChannelAddress, ChannelKind, ChannelOffer, ChannelStatistics
@@ -14,7 +14,7 @@ from cluster.channel.errors import (
     DeadlineExceeded,
     PeerDied,
 )
-from cluster.channel.factory import offer_channel, open_channel
+from cluster.channel.factory import check_channel, offer_channel, open_channel
 
 __all__ = [
     "Channel",
@@ -28,6 +28,7 @@ __all__ = [
     "ChannelUnavailable",
     "DeadlineExceeded",
     "PeerDied",
+    "check_channel",
     "offer_channel",
     "open_channel",
 ]

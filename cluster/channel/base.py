@@ -9,7 +9,7 @@ from typing import Literal, Self
 from cluster.contract.codec import from_plain, parse, to_plain, to_text
 from cluster.contract.errors import require_positive
 
-ChannelKind = Literal["shm", "gloo"]
+ChannelKind = Literal["shm", "gloo", "cuda_ipc"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class ChannelAddress:
 
     kind: ChannelKind
     location: str
-    """shm: the segment's name. gloo: host:port/token."""
+    """shm: the segment's name. gloo: host:port/token. cuda_ipc: a document of its own."""
     num_slots: int
     """Messages that may wait in each direction; a further `send` waits for the receiver."""
     max_bytes_from_offerer: int

@@ -11,12 +11,14 @@ def offer_channel(
     *,
     max_send_bytes: int,
     max_receive_bytes: int,
+    max_notice_bytes: int = 0,
     num_slots: int = DEFAULT_NUM_SLOTS,
     host: str = "127.0.0.1",
 ) -> ChannelOffer:
     """Offer a channel; its `address` goes to the peer, which opens it.
 
     `host` is the address of this host that the peer reaches it under, and for gloo the only one that is listened on.
+    `max_notice_bytes` is for cuda_ipc, whose messages are notices beside what goes through device memory.
 
     Raises:
         ChannelUnavailable: this kind can't be had here; says why and what else there is.
@@ -25,9 +27,30 @@ def offer_channel(
         from cluster.channel.shm import ShmOffer
 
         return ShmOffer(max_send_bytes=max_send_bytes, max_receive_bytes=max_receive_bytes, num_slots=num_slots)
+    if kind == "cuda_ipc":
+        from cluster.channel.cuda_ipc import CudaIpcOffer
+
+        return CudaIpcOffer(
+            max_send_bytes=max_send_bytes,
+            max_receive_bytes=max_receive_bytes,
+            max_notice_bytes=max_notice_bytes,
+            num_slots=num_slots,
+        )
     from cluster.channel.collective import GlooOffer
 
     return GlooOffer(max_send_bytes=max_send_bytes, max_receive_bytes=max_receive_bytes, num_slots=num_slots, host=host)
+
+
+def check_channel(address: ChannelAddress) -> None:
+    """Before the peer is told that this side opens what it offers.
+
+    Raises:
+        ChannelUnavailable: this process can't, whatever the peer does.
+    """
+    if address.kind == "cuda_ipc":
+        from cluster.channel.cuda_ipc import CudaIpcChannel
+
+        CudaIpcChannel.check(address)
 
 
 def open_channel(address: ChannelAddress, deadline_s: float, *, host: str = "127.0.0.1") -> Channel:
@@ -41,6 +64,10 @@ def open_channel(address: ChannelAddress, deadline_s: float, *, host: str = "127
         from cluster.channel.shm import ShmChannel
 
         return ShmChannel.open(address)
+    if address.kind == "cuda_ipc":
+        from cluster.channel.cuda_ipc import CudaIpcChannel
+
+        return CudaIpcChannel.open(address)
     from cluster.channel.collective import GlooChannel
 
     return GlooChannel.open(address, deadline_s, host=host)

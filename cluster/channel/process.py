@@ -68,12 +68,13 @@ class ProcessWatch:
         if not process.exists():  # asked after the open: from here on the id can't be another's
             os.close(self._fd)
             raise ProcessLookupError(f"process {process.pid} has ended")
-        self._poll = select.poll()
-        self._poll.register(self._fd, select.POLLIN)
         self.is_open = True
 
     def has_ended(self) -> bool:
-        return bool(self._poll.poll(0))
+        """From any thread."""
+        poll = select.poll()  # a new one: two threads may not be in one poll at a time
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         self.is_open = False

@@ -144,7 +144,7 @@ class ShmChannel(Channel):
 
     def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:
         num_bytes = message_length(parts, self.max_send_bytes)
-        gone = self._gone()
+        gone = self.gone()
         if gone is not None:
             raise gone
         self.statistics.send_wait_s += self._wait_for(self._writer, deadline_s, "the peer made no room")
@@ -185,7 +185,7 @@ class ShmChannel(Channel):
             if ring.is_ready():
                 return time.monotonic() - started
         while True:
-            gone = self._gone()  # asked first: what the peer sent before it went is there by now
+            gone = self.gone()  # asked first: what the peer sent before it went is there by now
             if ring.is_ready():
                 return time.monotonic() - started
             if gone is not None:
@@ -195,7 +195,7 @@ class ShmChannel(Channel):
                 raise DeadlineExceeded(f"{late} in {time.monotonic() - started:.3f} s")
             ring.wait(min(remaining, WATCH_INTERVAL_S))
 
-    def _gone(self) -> ChannelError | None:
+    def gone(self) -> ChannelError | None:
         """Why there is nobody to talk to, if so. About a microsecond."""
         if self._is_closed:
             return ChannelClosed("this side closed the channel")

@@ -3,8 +3,13 @@
 from typing import Any, Final
 
 from cluster.contract.policy import AUTO, INHERIT, Policy
+from cluster.engine.cpu import profile
 from cluster.engine.settings import EngineSettings
 from cluster.speculation.settings import RemoteDraftSettings
+
+_SHARE_TO_START_WITH: Final = 0.01
+"""vLLM refuses to start on a GPU with less than this free. What a draft takes is what its contract says, and the
+target, which may load on the same GPU at the same moment, has a share of its own."""
 
 TARGET_WORKER: Final = "cluster.engine.target_worker.TargetWorker"
 
@@ -19,4 +24,6 @@ def draft_engine_args(settings: EngineSettings, policy: Policy) -> dict[str, Any
     arguments = settings.to_engine_args()
     named = {"attention_backend": policy.attention_backend, "kv_cache_dtype": policy.kv_cache_dtype}
     words = {field: word for field, word in named.items() if word not in (INHERIT, AUTO)}
+    if not profile.is_cpu_installation():
+        arguments["gpu_memory_utilization"] = _SHARE_TO_START_WITH
     return arguments | {"speculative_config": arguments["speculative_config"] | words}

@@ -2,9 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cluster.errors import UserError
+
+DUMMY: Final = "dummy"
+"""vLLM's `load_format` for random weights: there is no checkpoint, only a config."""
+
+_DUMMY_SPREAD: Final = 1e-3
+"""As vLLM's own dummies: so small that nothing overflows."""
 
 
 def read_tensors(folder: Path, rename: Callable[[str], str | None]) -> dict[str, Any]:
@@ -63,3 +69,9 @@ def load_parameters(module: Any, tensors: dict[str, Any], *, checkpoint: Path) -
             parameter.data.copy_(tensors[name])
         else:
             loader(parameter, tensors[name])
+
+
+def fill_with_dummies(module: Any) -> None:
+    """Random weights, for measurements of time and memory alone."""
+    for parameter in module.parameters():
+        parameter.data.uniform_(-_DUMMY_SPREAD, _DUMMY_SPREAD)

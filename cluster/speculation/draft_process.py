@@ -3,15 +3,12 @@
 It ends when its target ends.
 """
 
-import math
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
-from cluster.channel import Channel, ChannelError
 from cluster.contract.errors import ContractViolation
 from cluster.control.child_process import read_start
 from cluster.control.member import Member
@@ -19,19 +16,8 @@ from cluster.control.settings import MemberSettings
 from cluster.engine.cpu import profile
 from cluster.engine.version import require_supported_vllm, vllm_release
 from cluster.errors import UserError
-from cluster.speculation.messages import (
-    MessageCodec,
-    MessageError,
-    NoProposal,
-    NoProposalReason,
-    ProposeReply,
-    ProposeRequest,
-)
 from cluster.speculation.pairing import open_rounds
 from cluster.speculation.settings import LOOPBACK
-
-if TYPE_CHECKING:
-    from cluster.speculation.hosted import HostedSpeculator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,45 +50,17 @@ def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
         sizes = member.meet_peer().engine_sizes
         say("loads its weights")
         # Here, not above: vLLM takes half a minute to import, and a process is to be known before that.
+        from cluster.speculation.draft_rounds import serve_rounds
         from cluster.speculation.hosted import HostedSpeculator
 
         hosted = HostedSpeculator(settings.engine_args, sizes)
         say("negotiates")
         contract = hosted.allocate(member)
+        hosted.capture()
         channel, codec = open_rounds(member, contract, hosted.table_widths, host=settings.host)
         with channel:
             say(f"serves rounds of epoch {member.epoch} under contract {contract.digest[:16]}")
-            say(f"stops: {serve(hosted, channel, codec, epoch=member.epoch)}")
-
-
-def serve(hosted: "HostedSpeculator", channel: Channel, codec: MessageCodec, *, epoch: int) -> str:
-    """Answer rounds until the channel ends; returns why it did."""
-    request_buffer = memoryview(bytearray(codec.max_encoded_bytes))
-    answer_buffer = memoryview(bytearray(codec.max_encoded_bytes))
-    while True:
-        try:
-            num_bytes = channel.recv(request_buffer, math.inf)
-            answer = _answer(hosted, codec, request_buffer[:num_bytes], epoch)
-            channel.send([answer_buffer[: codec.encode_into(answer, answer_buffer)]], math.inf)
-        except ChannelError as error:
-            return str(error)
-
-
-def _answer(
-    hosted: "HostedSpeculator", codec: MessageCodec, encoded: memoryview, epoch: int
-) -> ProposeReply | NoProposal:
-    try:
-        request = codec.decode(encoded)
-    except MessageError as error:
-        return NoProposal(epoch=error.epoch, step=error.step, reason=error.reason)
-    if not isinstance(request, ProposeRequest):
-        return NoProposal(epoch=epoch, step=request.step, reason=NoProposalReason.DECODE_ERROR)
-    if request.epoch != epoch:
-        return NoProposal(epoch=request.epoch, step=request.step, reason=NoProposalReason.STALE_EPOCH)
-    begun = time.perf_counter()
-    draft_token_ids = hosted.propose(request)
-    took_us = int(1e6 * (time.perf_counter() - begun))
-    return ProposeReply(epoch=epoch, step=request.step, draft_token_ids=draft_token_ids, draft_time_us=took_us)
+            say(f"stops: {serve_rounds(hosted, channel, codec, epoch=member.epoch)}")
 
 
 def _speaker(name: str) -> Callable[[str], None]:

@@ -4,7 +4,8 @@ vLLM's own worker and model runner hold the draft: the runner's model is a stub 
 target, so its speculator is all that works there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -17,12 +18,14 @@ from vllm import EngineArgs
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
+from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer
+from vllm.v1.worker.workspace import lock_workspace, use_workspace_lane
 
 from cluster.contract.contract import KVContract
 from cluster.contract.facts import Role
@@ -31,7 +34,7 @@ from cluster.contract.read_side import BuiltSide, pairing_of
 from cluster.control.member import Member
 from cluster.engine.contract_worker import ContractWorker
 from cluster.engine.vllm_errors import refused_settings
-from cluster.speculation.checkpoint import borrowed_parts, load_parameters, read_tensors
+from cluster.speculation.checkpoint import DUMMY, borrowed_parts, fill_with_dummies, load_parameters, read_tensors
 
 
 class DraftWorker(ContractWorker):
@@ -71,7 +74,9 @@ class LentToDraft(nn.Module):
         super().__init__()
         config = vllm_config.model_config
         vocab_size, hidden_size = config.get_vocab_size(), config.get_hidden_size()
-        lent = _lent(vllm_config.speculative_config)
+        is_dummy = vllm_config.load_config.load_format == DUMMY
+        # vLLM's dummy loader gives a draft whatever its model lacks of its own.
+        lent = {"embed_tokens", "lm_head"} if is_dummy else _lent(vllm_config.speculative_config)
         self.model = nn.Module()
         with set_current_vllm_config(vllm_config), set_default_torch_dtype(config.dtype), device:
             if "embed_tokens" in lent:
@@ -84,14 +89,20 @@ class LentToDraft(nn.Module):
                 )
         if not lent:
             return
+        if is_dummy:
+            fill_with_dummies(self)
+        else:
+            self._load(config, lent)
+        with set_current_vllm_config(vllm_config):
+            process_weights_after_loading(self, config, device)
+
+    def _load(self, config: Any, lent: set[str]) -> None:
         folder = Path(config.model)
         tensors = read_tensors(folder, _lendable)
         if config.hf_text_config.tie_word_embeddings:
             tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
         tensors = {name: tensor for name, tensor in tensors.items() if name.split(".")[-2] in lent}
         load_parameters(self, tensors, checkpoint=folder)
-        with set_current_vllm_config(vllm_config):
-            process_weights_after_loading(self, config, device)
 
 
 def start_executor(engine_args: dict[str, Any]) -> Any:
@@ -145,8 +156,10 @@ def input_batch(
     num_scheduled_tokens: NDArray[np.int32],
     seq_lens_cpu_upper_bound: torch.Tensor,
     decode_graph_eligible: bool,
+    with_seq_lens: bool,
 ) -> Any:
-    """The part of a target's InputBatch that vLLM's speculators read."""
+    """The part of a target's InputBatch that vLLM's speculators read. Only some read `seq_lens`, which take several
+    kernels."""
     num_tokens = len(positions)
     return SimpleNamespace(
         num_reqs=len(idx_mapping),
@@ -157,7 +170,7 @@ def input_batch(
         positions=positions,
         query_start_loc=query_start_loc,
         query_start_loc_np=query_start_loc_np,
-        seq_lens=(positions[query_start_loc[1:] - 1] + 1).to(torch.int32),
+        seq_lens=(positions[query_start_loc[1:] - 1] + 1).to(torch.int32) if with_seq_lens else None,
         num_scheduled_tokens=num_scheduled_tokens,
         seq_lens_cpu_upper_bound=seq_lens_cpu_upper_bound,
         decode_graph_eligible=decode_graph_eligible,
@@ -188,16 +201,35 @@ def attention(runner: Any, batch: Any) -> tuple[dict[str, Any], dict[str, torch.
     return metadata, build_slot_mappings_by_layer(slot_mappings, pool)
 
 
-def write_block_tables(runner: Any, idx_mapping: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
-    """Put the round's rows where speculators, and captured graphs, read them: by slot, and in the batch's order.
+def input_block_tables(runner: Any) -> list[torch.Tensor]:
+    """Those of each group that speculators, and captured graphs, read: [R, W], a request's row in the batch's order."""
+    tables: list[torch.Tensor] = runner.block_tables.input_block_tables
+    return tables
 
-    Behind the batch's rows is padding. Slots of requests that aren't in the round keep what they had, which none reads.
-    """
+
+def settle_block_tables(runner: Any, idx_mapping: torch.Tensor) -> None:
+    """Once a round's rows are in the `input_block_tables`: put them where they are looked up by slot, and zero what
+    pads them. Slots of requests that aren't in the round keep what they had, which none reads."""
     tables = runner.block_tables
-    for by_slot, table, new in zip(tables.block_tables, tables.input_block_tables, rows, strict=True):
-        by_slot.gpu[idx_mapping] = new
-        table[: len(new)].copy_(new)
-        table[len(new) :].zero_()
+    for by_slot, table in zip(tables.block_tables, tables.input_block_tables, strict=True):
+        by_slot.gpu[idx_mapping] = table[: len(idx_mapping)]
+        table[len(idx_mapping) :].zero_()
+
+
+def lane(runner: Any) -> AbstractContextManager[None]:
+    """What a draft of a target in this process would work in: its graphs keep views of that scratch memory."""
+    workspace: AbstractContextManager[None] = use_workspace_lane(runner._draft_workspace_lane)
+    return workspace
+
+
+def capture(runner: Any) -> None:
+    """The speculator's CUDA graphs. The runner's own `capture_model` would capture the stub, too."""
+    vllm_config = runner.vllm_config
+    if vllm_config.model_config.enforce_eager:
+        return
+    with set_current_vllm_config(vllm_config), freeze_gc_for_cudagraph_capture(), lane(runner), torch.inference_mode():
+        runner.speculator.capture()
+    lock_workspace()  # to grow it would free what the graphs point at
 
 
 def _lent(speculation: Any) -> set[str]:

@@ -9,7 +9,8 @@ class DraftFamily:
     reads_states: bool
     """The target's auxiliary hidden states, after what the draft does to them first (`fc`), which the target runs."""
     reads_input_ids: bool
-    """The token ids that the target has just run."""
+    """The token ids that the target has just run, and how long their sequences are: it goes on from there, a token a
+    step."""
     reuses_attention: bool = False
     """Its first pass is over the target's batch as it is, so it takes the target's attention metadata with it."""
 

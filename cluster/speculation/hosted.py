@@ -2,17 +2,15 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from dspark.v1.control_pb2 import EngineSizes
-from numpy.typing import NDArray
 
 from cluster.contract.contract import KVContract
 from cluster.control.member import Member
 from cluster.speculation import draft_seam
 from cluster.speculation.families import FAMILIES
 from cluster.speculation.handshake import tables_to_follow
-from cluster.speculation.messages import ProposeRequest
+from cluster.speculation.round import Round
 
 
 class HostedSpeculator:
@@ -49,45 +47,56 @@ class HostedSpeculator:
         widths = draft_seam.block_table_widths(self._runner)
         return tuple(widths[self._tables.index(table)] for table in range(len(set(self._tables))))
 
-    def propose(self, request: ProposeRequest) -> NDArray[np.int64]:
-        """The drafts [B, K] of a round. The request's arrays are read before this returns, never kept."""
-        with torch.inference_mode():
-            drafts = self._propose(request)
-        ids: NDArray[np.int64] = drafts[:, : request.num_speculative_tokens].cpu().numpy()
-        return ids
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self._runner.device
+        return device
 
-    def _propose(self, request: ProposeRequest) -> torch.Tensor:
-        idx_mapping = self._tensor(request.idx_mapping)
-        rows = [self._tensor(table) for table in request.block_tables]
-        draft_seam.write_block_tables(self._runner, idx_mapping, [rows[table] for table in self._tables])
-        hidden_states = self._tensor(request.hidden_states)
-        if hidden_states.dtype == torch.uint16:
-            hidden_states = hidden_states.view(torch.bfloat16)
-        batch = draft_seam.input_batch(
-            idx_mapping=idx_mapping,
-            input_ids=None if request.input_ids is None else self._tensor(request.input_ids),
-            positions=self._tensor(request.positions),
-            query_start_loc=self._tensor(request.query_start_loc),
-            query_start_loc_np=request.query_start_loc,
-            num_scheduled_tokens=request.num_scheduled_tokens,
-            seq_lens_cpu_upper_bound=torch.from_numpy(request.seq_lens_cpu_upper_bound),
-            decode_graph_eligible=request.decode_graph_eligible,
+    @property
+    def block_tables(self) -> tuple[tuple[torch.Tensor, ...], ...]:
+        """For each table that travels, the draft's own tables [R, W] that follow it. The rows of a round go into their
+        first ones, where captured graphs read them."""
+        own = draft_seam.input_block_tables(self._runner)
+        travelling = range(len(set(self._tables)))
+        return tuple(
+            tuple(table for table, followed in zip(own, self._tables, strict=True) if followed == one)
+            for one in travelling
         )
-        attention = draft_seam.attention(self._runner, batch) if self._family.reuses_attention else (None, None)
-        drafts: torch.Tensor = self._runner.speculator.propose(
-            batch,
-            *attention,
-            hidden_states,
-            None,  # no auxiliary states: these are fused already
-            self._tensor(request.num_sampled),
-            self._tensor(request.num_rejected),
-            self._tensor(request.last_sampled),
-            self._tensor(request.next_prefill_tokens),
-            self._tensor(request.temperature),
-            self._tensor(request.seeds),
-            num_speculative_tokens=request.num_speculative_tokens,
-        )
+
+    def capture(self) -> None:
+        """Capture the draft's CUDA graphs, where the engine has any; takes half a minute. Once, after `allocate`."""
+        draft_seam.capture(self._runner)
+
+    def propose(self, round: Round) -> torch.Tensor:
+        """The drafts [B, K] of a round whose rows of block tables are in their place, in a buffer of the speculator's.
+
+        Waits for nothing, and keeps none of the round's tensors.
+        """
+        with torch.inference_mode(), draft_seam.lane(self._runner):
+            draft_seam.settle_block_tables(self._runner, round.idx_mapping)
+            batch = draft_seam.input_batch(
+                idx_mapping=round.idx_mapping,
+                input_ids=round.input_ids,
+                positions=round.positions,
+                query_start_loc=round.query_start_loc,
+                query_start_loc_np=round.query_start_loc_np,
+                num_scheduled_tokens=round.num_scheduled_tokens,
+                seq_lens_cpu_upper_bound=round.seq_lens_cpu_upper_bound,
+                decode_graph_eligible=round.decode_graph_eligible,
+                with_seq_lens=self._family.reads_input_ids,
+            )
+            attention = draft_seam.attention(self._runner, batch) if self._family.reuses_attention else (None, None)
+            drafts: torch.Tensor = self._runner.speculator.propose(
+                batch,
+                *attention,
+                round.hidden_states,
+                None,  # no auxiliary states: these are fused already
+                round.num_sampled,
+                round.num_rejected,
+                round.last_sampled,
+                round.next_prefill_tokens,
+                round.temperature,
+                round.seeds,
+                num_speculative_tokens=round.num_speculative_tokens,
+            )
         return drafts
-
-    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._runner.device)

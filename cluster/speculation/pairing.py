@@ -7,14 +7,14 @@ from typing import Final
 
 from dspark.v1 import control_pb2
 
-from cluster.channel import Channel, ChannelAddress, ChannelError, offer_channel, open_channel
+from cluster.channel import Channel, ChannelAddress, ChannelError, check_channel, offer_channel, open_channel
 from cluster.contract.codec import from_plain, to_plain
 from cluster.contract.contract import KVContract
 from cluster.contract.errors import ContractError
 from cluster.control.member import Member
 from cluster.control.refusals import ControlError
 from cluster.speculation.handshake import round_sizes, tables
-from cluster.speculation.messages import MessageCodec, max_reply_bytes, max_request_bytes
+from cluster.speculation.messages import MessageCodec, max_notice_bytes, max_reply_bytes, max_request_bytes
 from cluster.speculation.rounds import DraftClient
 from cluster.speculation.settings import LOOPBACK, RemoteDraftSettings
 
@@ -24,7 +24,7 @@ OPEN_TIMEOUT_S: Final = 30.0
 
 def offer_rounds(
     settings: RemoteDraftSettings, member: Member, contract: KVContract, options: control_pb2.RoundOptions
-) -> DraftClient:
+) -> tuple[Channel, MessageCodec]:
     """The target's side.
 
     Raises:
@@ -35,17 +35,16 @@ def offer_rounds(
         settings.channel,
         max_send_bytes=max_request_bytes(sizes),
         max_receive_bytes=max_reply_bytes(sizes),
+        max_notice_bytes=max_notice_bytes(sizes),
         host=settings.host,
     )
     try:
         member.offer_channel(control_pb2.ChannelAddress(**to_plain(offer.address)), options)
-        channel = offer.accept(time.monotonic() + OPEN_TIMEOUT_S)
+        return offer.accept(time.monotonic() + OPEN_TIMEOUT_S), MessageCodec(sizes, contract.digest)
     except ChannelError as error:
         raise _not_open(offer.address, error) from error
     finally:
         offer.withdraw()
-    codec = MessageCodec(sizes, contract.digest)
-    return DraftClient(channel, codec, epoch=member.epoch, deadline_s=settings.round_deadline_s)
 
 
 def open_rounds(
@@ -55,7 +54,7 @@ def open_rounds(
     this host's address, as the target's reaches it.
 
     Raises:
-        ContractError, ControlError: the target offers no channel, or none that fits.
+        ContractError, ControlError, ChannelUnavailable: the target offers no channel, or none that fits.
     """
     offer = member.await_channel()
     offered = tuple(offer.round_options.block_table_widths)
@@ -70,6 +69,7 @@ def open_rounds(
     codec = MessageCodec(round_sizes(contract, offer.round_options), contract.digest)
     names = [field.name for field in fields(ChannelAddress)]
     address = from_plain(ChannelAddress, {name: getattr(offer.address, name) for name in names})
+    check_channel(address)
     member.accept_channel()
     try:
         return open_channel(address, time.monotonic() + OPEN_TIMEOUT_S, host=host), codec

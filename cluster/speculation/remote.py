@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from dspark.v1.control_pb2 import RoundOptions
-from numpy.typing import NDArray
 
 from cluster.channel import ChannelError
 from cluster.contract.contract import KVContract
@@ -15,10 +14,12 @@ from cluster.errors import UserError
 from cluster.speculation import target_seam
 from cluster.speculation.families import FAMILIES
 from cluster.speculation.handshake import tables_to_send
-from cluster.speculation.messages import MessageError, ProposeReply, ProposeRequest
+from cluster.speculation.messages import MessageError
 from cluster.speculation.pairing import offer_rounds
-from cluster.speculation.rounds import DraftClient, RoundTimes
+from cluster.speculation.round import Round
+from cluster.speculation.rounds import RoundTimes
 from cluster.speculation.settings import remote_draft_settings
+from cluster.speculation.target_rounds import TargetRounds, target_rounds
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._check_supported()
         self._family = FAMILIES[self.method]
         self.attn_groups: list[Any] = []  # the runner asks for the draft's: there are none here
-        self._draft: DraftClient | None = None
+        self._rounds: TargetRounds | None = None
         self._times = RoundTimes()
         self._lost: str | None = None
 
@@ -53,9 +54,9 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
 
     def close(self) -> None:
         """End the pair: the draft's process stops, and further rounds have no proposal."""
-        if self._draft is not None:
-            self._draft.close()
-            self._draft = None
+        if self._rounds is not None:
+            self._rounds.close()
+            self._rounds = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
         if not self._family.reads_states:
@@ -88,9 +89,12 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
             with_input_ids=self._family.reads_input_ids,
         )
         settings = remote_draft_settings(self.vllm_config.additional_config)
-        self._draft = offer_rounds(settings, member, contract, options)
-        member.on_silent_peer(self._draft.abort)
-        self._times = self._draft.times
+        channel, codec = offer_rounds(settings, member, contract, options)
+        self._rounds = target_rounds(
+            channel, codec, epoch=member.epoch, deadline_s=settings.round_deadline_s, device=self.device
+        )
+        member.on_silent_peer(self._rounds.abort)
+        self._times = self._rounds.times
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Nothing here is captured."""
@@ -122,50 +126,44 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         drafts = self.draft_tokens[: input_batch.num_reqs]
         if dummy_run or is_profile:
             return drafts.zero_()
-        drafts.copy_(last_sampled[input_batch.idx_mapping])
-        if self._draft is None:
-            return drafts
+        if self._rounds is None:
+            return drafts.copy_(last_sampled[input_batch.idx_mapping])
         T, B = input_batch.num_tokens, input_batch.num_reqs
         K = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
-        request = ProposeRequest(
+        round = Round(
             num_speculative_tokens=K,
             decode_graph_eligible=bool(input_batch.decode_graph_eligible),
-            hidden_states=self._states(aux_hidden_states, T),
-            positions=_array(input_batch.positions[:T]),
-            query_start_loc=_array(input_batch.query_start_loc[: B + 1]),
-            idx_mapping=_array(input_batch.idx_mapping[:B]),
+            query_start_loc_np=input_batch.query_start_loc_np[: B + 1],
             num_scheduled_tokens=input_batch.num_scheduled_tokens,
-            seq_lens_cpu_upper_bound=_array(input_batch.seq_lens_cpu_upper_bound[:B]),
-            num_sampled=_array(num_sampled),
-            num_rejected=_array(num_rejected),
-            last_sampled=_array(last_sampled),
-            next_prefill_tokens=_array(next_prefill_tokens),
-            temperature=_array(temperature),
-            seeds=_array(seeds),
-            block_tables=tuple(_array(self._block_tables.input_block_tables[i][:B]) for i in self._tables),
-            input_ids=_array(input_batch.input_ids[:T]) if self._family.reads_input_ids else None,
+            seq_lens_cpu_upper_bound=input_batch.seq_lens_cpu_upper_bound[:B],
+            hidden_states=self._states(aux_hidden_states, T),
+            positions=input_batch.positions[:T],
+            query_start_loc=input_batch.query_start_loc[: B + 1],
+            idx_mapping=input_batch.idx_mapping[:B],
+            num_sampled=num_sampled,
+            num_rejected=num_rejected,
+            last_sampled=last_sampled,
+            next_prefill_tokens=next_prefill_tokens,
+            temperature=temperature,
+            seeds=seeds,
+            input_ids=input_batch.input_ids[:T] if self._family.reads_input_ids else None,
         )
+        tables = self._block_tables.input_block_tables
         try:
-            answer = self._draft.propose(request)
+            self._rounds.propose(round, [tables[i][:B] for i in self._tables], drafts)
         except (ChannelError, MessageError) as error:
             self._lose(error)
-            return drafts
-        if isinstance(answer, ProposeReply):
-            drafts[:, :K].copy_(torch.from_numpy(answer.draft_token_ids))
+            round.propose_last(drafts)
         return drafts
 
-    def _states(self, aux_hidden_states: list[torch.Tensor] | None, num_tokens: int) -> NDArray[Any]:
+    def _states(self, aux_hidden_states: list[torch.Tensor] | None, num_tokens: int) -> torch.Tensor:
         """What the draft reads of the target's states: [T, H], or [T, 0] where it reads none."""
+        if not self._family.reads_states:
+            return torch.empty(num_tokens, 0, dtype=self.dtype, device=self.device)
         begun = time.perf_counter()
-        if self._family.reads_states:
-            states = self.model(aux_hidden_states)[:num_tokens]
-        else:
-            states = torch.empty(num_tokens, 0, dtype=self.dtype)
-        if states.dtype == torch.bfloat16:
-            states = states.view(torch.uint16)  # numpy has no bfloat16
-        array = _array(states)
+        states: torch.Tensor = self.model(aux_hidden_states)[:num_tokens]
         self._times.fuse += time.perf_counter() - begun
-        return array
+        return states
 
     def _lose(self, error: Exception) -> None:
         """The draft's KV cache misses this round now: it can't serve a later one."""
@@ -192,8 +190,3 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
                 "a draft in a process of its own returns no confidences so far",
                 "leave it out, or use --placement colocated",
             )
-
-
-def _array(tensor: torch.Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = tensor.cpu().numpy()
-    return array

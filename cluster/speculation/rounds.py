@@ -81,7 +81,10 @@ class DraftClient:
         answer_bytes = self._channel.recv(self._answer, deadline_s)
         received = time.perf_counter()
         answer = self._codec.decode(self._answer[:answer_bytes])
-        if isinstance(answer, ProposeRequest) or (answer.epoch, answer.step) != (self._epoch, self._step):
+        if not isinstance(answer, ProposeReply | NoProposal) or (answer.epoch, answer.step) != (
+            self._epoch,
+            self._step,
+        ):
             came = f"{type(answer).__name__} of epoch {answer.epoch} step {answer.step}"
             raise MessageError(f"{came} is no answer to epoch {self._epoch} step {self._step}")
         times = self.times

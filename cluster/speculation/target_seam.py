@@ -14,7 +14,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
-from cluster.speculation.checkpoint import load_parameters, read_tensors
+from cluster.speculation.checkpoint import DUMMY, fill_with_dummies, load_parameters, read_tensors
 
 __all__ = ["DraftModelSpeculator", "FusedStates"]
 
@@ -53,7 +53,10 @@ class FusedStates(nn.Module):
                 return_bias=False,
             )
         folder = Path(draft.model)
-        load_parameters(self, read_tensors(folder, self._parameter), checkpoint=folder)
+        if vllm_config.load_config.load_format == DUMMY:
+            fill_with_dummies(self)
+        else:
+            load_parameters(self, read_tensors(folder, self._parameter), checkpoint=folder)
         process_weights_after_loading(self, draft, device)
 
     def forward(self, aux_hidden_states: list[torch.Tensor]) -> torch.Tensor:

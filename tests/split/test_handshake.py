@@ -12,14 +12,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dspark.v1.control_pb2 import RoundOptions
+import torch
+from dspark.v1.control_pb2 import ChannelAddress, RoundOptions
 
-from cluster.channel import ChannelClosed, ChannelError, DeadlineExceeded, offer_channel, open_channel
+from cluster.channel import (
+    ChannelClosed,
+    ChannelError,
+    ChannelUnavailable,
+    DeadlineExceeded,
+    offer_channel,
+    open_channel,
+)
 from cluster.contract.errors import ContractError
 from cluster.control.member import Member
 from cluster.control.settings import MemberSettings
-from cluster.speculation.draft_process import serve
+from cluster.errors import UserError
 from cluster.speculation.handshake import round_sizes
+from cluster.speculation.message_server import serve
 from cluster.speculation.messages import (
     BlockTableSizes,
     MessageCodec,
@@ -178,14 +187,14 @@ def members(tmp_path: Path) -> Iterator[tuple[Member, Member]]:
 
 def test_both_sides_open_one_channel_with_one_idea_of_its_messages(members: tuple[Member, Member]) -> None:
     target, draft = members
-    client, (channel, codec) = together(
+    (offered, _), (channel, codec) = together(
         lambda: offer_rounds(SETTINGS, target, CONTRACT, OPTIONS), lambda: open_rounds(draft, CONTRACT, [2560])
     )
     sizes = round_sizes(CONTRACT, OPTIONS)
     assert codec.max_encoded_bytes == MessageCodec(sizes, CONTRACT.digest).max_encoded_bytes
     assert (sizes.hidden_size, sizes.max_num_reqs, sizes.with_input_ids) == (4096, 256, True)
     assert [(t.width, t.block_size, t.num_blocks) for t in sizes.block_tables] == [(2560, 16, CONTRACT.num_blocks)]
-    client.close()
+    offered.close()
     with pytest.raises(ChannelError):
         channel.recv(memoryview(bytearray(codec.max_encoded_bytes)), time.monotonic() + 10)
     channel.close()
@@ -207,6 +216,30 @@ def test_block_tables_of_another_width_are_refused_on_both_sides(members: tuple[
     texts = together(offer, open_narrow)
     assert texts[0] == texts[1]
     assert texts[0].startswith("block_table_widths is (2560,) on the target and (1024,) on the draft: ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")
+def test_a_draft_that_can_not_reach_the_target_s_gpu_says_so_to_both(members: tuple[Member, Member]) -> None:
+    target, draft = members
+    ring = {"kind": "shm", "location": "x", "num_slots": 2, "max_bytes_from_offerer": 1, "max_bytes_from_opener": 1}
+    location = json.dumps({"gpu": "GPU-0", "handle": "", "flags": "x", "ring": ring})
+    address = ChannelAddress(
+        kind="cuda_ipc", location=location, num_slots=2, max_bytes_from_offerer=1, max_bytes_from_opener=1
+    )
+
+    def open_here() -> str:
+        with pytest.raises(ChannelUnavailable) as refused, draft.reporting():
+            open_rounds(draft, CONTRACT, [2560])
+        return str(refused.value)
+
+    def offer() -> str:
+        with pytest.raises(UserError) as refused:
+            target.offer_channel(address, OPTIONS)
+        return str(refused.value)
+
+    texts = together(offer, open_here)
+    assert texts[1] == "the cuda_ipc channel: this process has no GPU; use the shm channel"
+    assert texts[0] == texts[1]
 
 
 def test_a_draft_whose_target_dies_before_it_loads_ends_and_says_so(tmp_path: Path) -> None:

@@ -3,26 +3,26 @@
 import signal
 from typing import Any
 
-from cluster.speculation import draft_process
+from cluster.speculation import draft_process, message_server
 
 _pending: list[int] = []
 
 
 def main() -> int:
     signal.signal(signal.SIGUSR1, lambda number, _frame: _pending.append(number))
-    answer = draft_process._answer
+    answer = message_server._answer
 
-    def wiping(hosted: Any, *rest: Any) -> Any:
+    def wiping(drafter: Any, *rest: Any) -> Any:
         import torch  # not before the process has set itself up for it
 
         while _pending:
             _pending.pop()
             with torch.inference_mode():
-                for cache in hosted._runner.kv_caches:
+                for cache in drafter._hosted._runner.kv_caches:
                     cache.zero_()
-        return answer(hosted, *rest)
+        return answer(drafter, *rest)
 
-    draft_process._answer = wiping
+    message_server._answer = wiping
     return draft_process.main()
 
 

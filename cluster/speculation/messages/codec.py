@@ -17,6 +17,13 @@ from cluster.speculation.messages.header import (
     write_header,
 )
 from cluster.speculation.messages.layout import Layout
+from cluster.speculation.messages.notice import (
+    RoundNotice,
+    notice_arrays,
+    notice_from,
+    notice_header,
+    notice_layout,
+)
 from cluster.speculation.messages.reply import (
     NoProposal,
     ProposeReply,
@@ -40,7 +47,7 @@ from cluster.speculation.messages.request import (
 )
 from cluster.speculation.messages.sizes import RoundSizes
 
-Message = ProposeRequest | ProposeReply | NoProposal
+Message = ProposeRequest | ProposeReply | NoProposal | RoundNotice
 
 # What depends on the counts of a round alone: steady decoding repeats it.
 _PLANS_KEPT = 256
@@ -75,6 +82,7 @@ class MessageCodec:
         self.max_encoded_bytes = max(max_request_bytes(sizes), max_reply_bytes(sizes))
         self._fingerprint = Fingerprint(bytes.fromhex(contract_digest)[:DIGEST_BYTES], sizes.digest[:DIGEST_BYTES])
         self._request_plan = lru_cache(_PLANS_KEPT)(lambda B, T: _Plan.of(request_layout(sizes, B, T)))
+        self._notice_plan = lru_cache(_PLANS_KEPT)(lambda B, T: _Plan.of(notice_layout(sizes, B, T)))
         self._reply_plan = lru_cache(_PLANS_KEPT)(lambda B, K: _Plan.of(reply_layout(sizes, B, K)))
 
     def encode_into(self, message: Message, buffer: memoryview) -> int:
@@ -93,6 +101,11 @@ class MessageCodec:
             check_reply_header(self.sizes, header)
             layout = self._reply_plan(header.num_reqs, header.num_speculative_tokens).layout
             arrays = reply_arrays(message)
+        elif isinstance(message, RoundNotice):
+            header = notice_header(self.sizes, message)
+            check_request_header(self.sizes, header)
+            layout = self._notice_plan(header.num_reqs, header.num_tokens).layout
+            arrays = notice_arrays(message)
         else:
             header, layout, arrays = no_proposal_header(message), _HEADER_ALONE, []
         layout.write(buffer, arrays)
@@ -121,5 +134,8 @@ class MessageCodec:
             check_reply_header(self.sizes, header)
             plan = self._reply_plan(header.num_reqs, header.num_speculative_tokens)
             return reply_from(header, plan.read(buffer))
+        if header.kind is Kind.ROUND_NOTICE:
+            check_request_header(self.sizes, header)
+            return notice_from(header, self._notice_plan(header.num_reqs, header.num_tokens).read(buffer))
         _HEADER_ALONE.views(buffer)
         return no_proposal_from(header)

@@ -26,6 +26,7 @@ class Kind(IntEnum):
     PROPOSE_REQUEST = 1
     PROPOSE_REPLY = 2
     NO_PROPOSAL = 3
+    ROUND_NOTICE = 4
 
 
 _KINDS: Final = {kind.value: kind for kind in Kind}

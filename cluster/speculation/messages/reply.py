@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from cluster.speculation.messages.errors import MessageError, NoProposalReason
 from cluster.speculation.messages.header import Header, Kind
-from cluster.speculation.messages.layout import I64, Layout, Tensor
+from cluster.speculation.messages.layout import I64, Layout, Section, Tensor
 from cluster.speculation.messages.sizes import WIRE_DTYPES, RoundSizes
 
 _WITH_DRAFT_LOGITS = 1
@@ -43,6 +43,11 @@ def reply_layout(sizes: RoundSizes, num_reqs: int, num_speculative_tokens: int) 
     if sizes.draft_logits_dtype is not None:
         tensors.append(Tensor("draft_logits", WIRE_DTYPES[sizes.draft_logits_dtype], (B, K, V)))
     return Layout.of(tensors)
+
+
+def reply_section(sizes: RoundSizes) -> Section:
+    """Where the tokens of a reply lie in device memory: those of the largest, of which a round fills the first rows."""
+    return reply_layout(sizes, sizes.max_num_reqs, sizes.num_speculative_tokens).sections[0]
 
 
 def max_reply_bytes(sizes: RoundSizes) -> int:

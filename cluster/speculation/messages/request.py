@@ -100,7 +100,6 @@ def max_request_bytes(sizes: RoundSizes) -> int:
 
 
 def request_header(sizes: RoundSizes, request: ProposeRequest) -> Header:
-    flags = _WITH_INPUT_IDS * sizes.with_input_ids | _DECODE_GRAPH_ELIGIBLE * request.decode_graph_eligible
     return Header(
         kind=Kind.PROPOSE_REQUEST,
         epoch=request.epoch,
@@ -108,8 +107,16 @@ def request_header(sizes: RoundSizes, request: ProposeRequest) -> Header:
         num_reqs=request.num_reqs,
         num_tokens=request.num_tokens,
         num_speculative_tokens=request.num_speculative_tokens,
-        flags=flags,
+        flags=request_flags(sizes, request.decode_graph_eligible),
     )
+
+
+def request_flags(sizes: RoundSizes, decode_graph_eligible: bool) -> int:
+    return _WITH_INPUT_IDS * sizes.with_input_ids | _DECODE_GRAPH_ELIGIBLE * decode_graph_eligible
+
+
+def is_decode_graph_eligible(flags: int) -> bool:
+    return bool(flags & _DECODE_GRAPH_ELIGIBLE)
 
 
 def check_request_header(sizes: RoundSizes, header: Header) -> None:
@@ -122,7 +129,7 @@ def check_request_header(sizes: RoundSizes, header: Header) -> None:
     if header.num_speculative_tokens > sizes.num_speculative_tokens:
         wanted, limit = header.num_speculative_tokens, sizes.num_speculative_tokens
         raise MessageError(f"the round wants {wanted} speculative tokens, the pair was set up for {limit}")
-    expected = _WITH_INPUT_IDS * sizes.with_input_ids
+    expected = request_flags(sizes, False)
     if header.flags & ~_DECODE_GRAPH_ELIGIBLE != expected:
         raise MessageError(f"the request has flags {header.flags:#x}, {expected:#x} was agreed")
 
@@ -153,7 +160,7 @@ def request_from(sizes: RoundSizes, header: Header, arrays: list[NDArray[Any]]) 
         epoch=header.epoch,
         step=header.step,
         num_speculative_tokens=header.num_speculative_tokens,
-        decode_graph_eligible=bool(header.flags & _DECODE_GRAPH_ELIGIBLE),
+        decode_graph_eligible=is_decode_graph_eligible(header.flags),
         hidden_states=arrays[0],
         positions=arrays[1],
         idx_mapping=arrays[2],
@@ -173,14 +180,18 @@ def request_from(sizes: RoundSizes, header: Header, arrays: list[NDArray[Any]]) 
     return request
 
 
+def check_starts(starts: NDArray[np.int32], num_tokens: int) -> None:
+    if starts[0] != 0 or starts[-1] != num_tokens:
+        raise MessageError(f"query_start_loc goes from {starts[0]} to {starts[-1]}, not from 0 to {num_tokens}")
+
+
 def _check_rows(request: ProposeRequest) -> None:
     """Rows lie one after the other in [0, T), and each has a token that was not rejected.
 
     Their numbers are within their ranges, so no difference wraps.
     """
     starts, rejected, scheduled = request.query_start_loc, request.num_rejected, request.num_scheduled_tokens
-    if starts[0] != 0 or starts[-1] != request.num_tokens:
-        raise MessageError(f"query_start_loc goes from {starts[0]} to {starts[-1]}, not from 0 to {request.num_tokens}")
+    check_starts(starts, request.num_tokens)
     lengths = starts[1:] - starts[:-1]
     if np.count_nonzero(rejected >= lengths):
         row = int((rejected >= lengths).argmax())

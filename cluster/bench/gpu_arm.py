@@ -1,0 +1,130 @@
+"""One arm of `cluster.bench.gpu`, in a process of its own: several engines in one process fail on a GPU."""
+
+import json
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from cluster.bench.dummy_pair import dummy_settings
+from cluster.channel.base import ChannelKind
+from cluster.engine.in_process import Completion, GenerationRequest, InProcessEngine
+from cluster.engine.separate import SeparateEngine
+from cluster.errors import UserError
+
+ArmName = Literal["plain", "colocated", "separate"]
+ARMS: Final[tuple[ArmName, ...]] = ("plain", "colocated", "separate")
+
+_TOKEN_IDS: Final = range(1000, 100_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The same for all arms. `kv_cache_bytes` are the target's, with a colocated draft's."""
+
+    prompt_tokens: int
+    new_tokens: int
+    max_batch: int
+    acceptance_length: float
+    kv_cache_bytes: int
+    channel: ChannelKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmFacts:
+    """Of the target's process. Tokens are what the KV cache has room for."""
+
+    weight_bytes: int
+    kv_tokens: int
+    allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRun:
+    """One batch, from its first request's arrival to its last one's end. `rounds` and `acceptance_length` None:
+    nothing was drafted."""
+
+    tokens_per_second: float
+    rounds: int | None
+    acceptance_length: float | None
+
+
+# A gpu's memory is shared by all arms, and vLLM refuses to start with less free than this share of it.
+_SHARE: Final = 0.25
+
+
+def main(name: ArmName, workload: dict[str, Any], connection: Connection) -> None:
+    """Answer with the facts, then each batch size with its run, as JSON, until an empty message comes."""
+    plan = Workload(**workload)
+    try:
+        with tempfile.TemporaryDirectory(prefix="dspark-bench-") as folder, _engine(name, plan, Path(folder)) as engine:
+            _send(connection, asdict(_facts(engine)))
+            while message := connection.recv_bytes():
+                _send(connection, asdict(_run(engine, plan, **json.loads(message))))
+    except UserError as error:
+        _send(connection, {"error": str(error)})
+
+
+def _engine(name: ArmName, plan: Workload, folder: Path) -> InProcessEngine:
+    settings = dummy_settings(
+        folder,
+        with_draft=name != "plain",
+        acceptance_length=plan.acceptance_length,
+        max_model_len=plan.prompt_tokens + plan.new_tokens + 64,
+        max_num_seqs=plan.max_batch,
+        max_num_batched_tokens=8192,
+        kv_cache_bytes=plan.kv_cache_bytes,
+        gpu_memory_utilization=_SHARE,
+    )
+    if name == "separate":
+        return SeparateEngine(settings, channel=plan.channel)
+    return InProcessEngine(settings)
+
+
+def _facts(engine: InProcessEngine) -> ArmFacts:
+    import torch
+
+    model_runner = engine.vllm_engine.model_executor.driver_worker.worker.model_runner
+    models = [model_runner.model] + ([model_runner.speculator.model] if model_runner.speculator is not None else [])
+    weights = {id(weight): weight for model in models for weight in model.parameters()}
+    return ArmFacts(
+        weight_bytes=sum(weight.nbytes for weight in weights.values()),
+        kv_tokens=engine.vllm_engine.vllm_config.cache_config.kv_cache_size_tokens,
+        allocated_bytes=torch.cuda.memory_allocated(),
+    )
+
+
+def _run(engine: InProcessEngine, plan: Workload, *, batch: int, seed: int) -> ArmRun:
+    source = random.Random(seed)  # other prompts each time: none is in the prefix cache
+    requests = [
+        GenerationRequest(
+            prompt_token_ids=tuple(source.choices(_TOKEN_IDS, k=plan.prompt_tokens)),
+            max_tokens=plan.new_tokens,
+            ignore_eos=True,
+        )
+        for _ in range(batch)
+    ]
+    begun = time.perf_counter()
+    completions = engine.generate(requests)
+    took_s = time.perf_counter() - begun
+    if isinstance(engine, SeparateEngine) and engine.speculator.lost is not None:
+        raise UserError("the draft was lost", engine.speculator.lost, "look at what its process wrote last")
+    rounds, acceptance_length = _acceptance(completions)
+    tokens = sum(len(completion.token_ids) for completion in completions)
+    return ArmRun(tokens_per_second=tokens / took_s, rounds=rounds, acceptance_length=acceptance_length)
+
+
+def _acceptance(completions: Sequence[Completion]) -> tuple[int, float] | tuple[None, None]:
+    figures = [completion.acceptance for completion in completions if completion.acceptance is not None]
+    if not figures:
+        return None, None
+    total = sum(figures[1:], start=figures[0])
+    return total.rounds, total.acceptance_length
+
+
+def _send(connection: Connection, plain: dict[str, Any]) -> None:
+    connection.send_bytes(json.dumps(plain).encode())

@@ -1,0 +1,253 @@
+"""The device channel between two processes of one host: on one GPU, or on two of which one reaches the other's memory.
+
+Whatever the target's stream touches is the target's own: the buffers, in its GPU's memory, and the flags, in a page of
+shared memory that both GPUs have mapped. So the end of a draft takes nothing away from under it.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from cluster.channel import cuda_driver
+from cluster.channel.base import ChannelAddress, ChannelOffer
+from cluster.channel.device import ANSWERED_OFFSET, DeviceChannel, Flag
+from cluster.channel.errors import ChannelError, ChannelUnavailable
+from cluster.channel.segment import SharedSegment, creator_of, open_descriptor, unlink
+from cluster.channel.shm import ShmChannel, ShmOffer
+from cluster.contract.codec import from_plain, parse, to_plain, to_text
+
+_LINE_BYTES: Final = 128
+"""Each flag has cache lines of its own."""
+
+_ALIGNMENT: Final = 256
+
+_UNUSED_BYTES: Final = 1
+"""The draft sends no messages; a ring has room for one all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Location:
+    """What the draft's side needs, as text within a ChannelAddress."""
+
+    gpu: str
+    """The UUID of the GPU with the buffers."""
+    handle: str
+    """Of both buffers, in hexadecimal."""
+    flags: str
+    """The segment's name."""
+    ring: ChannelAddress
+    """For what goes beside."""
+
+
+class CudaIpcOffer(ChannelOffer):
+    def __init__(self, *, max_send_bytes: int, max_receive_bytes: int, max_notice_bytes: int, num_slots: int) -> None:
+        """The target's side, on the current GPU. The first two are the buffers' sizes.
+
+        Raises ChannelUnavailable where there is no GPU, or shared memory can't be had.
+        """
+        device = _current_device()
+        self._ring = ShmOffer(max_send_bytes=max_notice_bytes, max_receive_bytes=_UNUSED_BYTES, num_slots=num_slots)
+        try:
+            self._flags = _Flags(SharedSegment.create(mmap.PAGESIZE))
+            self._buffers = _Buffers.allocate(max_send_bytes, max_receive_bytes)
+        except RuntimeError as error:
+            raise ChannelUnavailable("the cuda_ipc channel", str(error), "use the shm channel") from error
+        location = _Location(
+            gpu=_uuid(device),
+            handle=cuda_driver.export(self._buffers.address).hex(),
+            flags=self._flags.segment.name,
+            ring=self._ring.address,
+        )
+        self.address = ChannelAddress(
+            kind="cuda_ipc",
+            location=to_text(to_plain(location)),
+            num_slots=num_slots,
+            max_bytes_from_offerer=max_send_bytes,
+            max_bytes_from_opener=max_receive_bytes,
+        )
+        self._is_spent = False
+
+    def accept(self, deadline_s: float) -> "CudaIpcChannel":
+        ring = self._ring.accept(deadline_s)
+        self._is_spent = True
+        unlink(self._flags.segment.name)
+        return CudaIpcChannel(ring, self._flags, self._buffers)
+
+    def withdraw(self) -> None:
+        if self._is_spent:
+            return
+        self._is_spent = True
+        self._ring.withdraw()
+        unlink(self._flags.segment.name)
+        self._flags.close()
+        self._buffers.close()
+
+
+class CudaIpcChannel(DeviceChannel):
+    """`send` and `recv` are for what goes beside."""
+
+    def __init__(self, ring: ShmChannel, flags: "_Flags", buffers: "_Buffers") -> None:
+        self._ring = ring
+        self._flags = flags
+        self._buffers = buffers
+        self._is_closed = False
+        self.statistics = ring.statistics
+        self.max_send_bytes = ring.max_send_bytes
+        self.max_receive_bytes = ring.max_receive_bytes
+        self.request_address = buffers.address
+        self.reply_address = buffers.address + buffers.reply_offset
+
+    @staticmethod
+    def check(address: ChannelAddress) -> None:
+        """Raises ChannelUnavailable where the current GPU doesn't reach the target's."""
+        _require_reachable(_location(address).gpu)
+
+    @classmethod
+    def open(cls, address: ChannelAddress) -> "CudaIpcChannel":
+        """The draft's side, on the current GPU.
+
+        Raises ChannelUnavailable where the target's memory can't be opened, or the offer is gone.
+        """
+        location = _location(address)
+        creator_of(location.flags)  # or it is no name of ours
+        descriptor = open_descriptor(location.flags)
+        try:
+            flags = _Flags(SharedSegment.open(location.flags, descriptor))
+            buffers = _Buffers.open(bytes.fromhex(location.handle), address.max_bytes_from_offerer)
+        except RuntimeError as error:
+            raise _unreachable(location.gpu, str(error)) from error
+        finally:
+            os.close(descriptor)
+        ring = ShmChannel.open(location.ring)  # last: the target takes it for the whole
+        return cls(ring, flags, buffers)
+
+    def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:
+        return self._ring.send(parts, deadline_s)
+
+    def recv(self, into: memoryview, deadline_s: float) -> int:
+        return self._ring.recv(into, deadline_s)
+
+    def abort(self) -> None:
+        self._ring.abort()
+
+    def close(self) -> None:
+        """The target calls it when its stream has passed all rounds. The draft's stream may wait for a target that is
+        gone, and would hold up a draft that gives anything back: its process does that, when it ends."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._ring.close()
+        if self._buffers.is_own:
+            self._flags.close()
+            self._buffers.close()
+
+    def write(self, flag: Flag, step: int) -> None:
+        cuda_driver.stream_write(_stream(), self._flags.address(flag), step)
+
+    def wait(self, flag: Flag, step: int) -> None:
+        cuda_driver.stream_wait(_stream(), self._flags.address(flag), step)
+
+    def write_answered(self, step: int) -> None:
+        cuda_driver.stream_write(_stream(), self.reply_address + ANSWERED_OFFSET, step)
+
+    def read(self, flag: Flag) -> int:
+        return self._flags.read(flag)
+
+    def release(self, step: int) -> None:
+        self._flags.write(Flag.REPLY, step)
+
+    def gone(self) -> ChannelError | None:
+        return self._ring.gone()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+
+class _Flags:
+    """One word a line of a shared page, which CPU and GPU both see."""
+
+    def __init__(self, segment: SharedSegment) -> None:
+        self.segment = segment
+        self._mapped = cuda_driver.register_host_memory(segment.address(0), mmap.PAGESIZE)
+
+    def address(self, flag: Flag) -> int:
+        return self._mapped + flag * _LINE_BYTES
+
+    def read(self, flag: Flag) -> int:
+        return self.segment.words[flag * _LINE_BYTES // 4]
+
+    def write(self, flag: Flag, value: int) -> None:
+        self.segment.words[flag * _LINE_BYTES // 4] = value
+
+    def close(self) -> None:
+        cuda_driver.unregister_host_memory(self.segment.address(0))
+        self.segment.close()
+
+
+class _Buffers:
+    """Request and reply, one behind the other, in the target's GPU memory."""
+
+    def __init__(self, address: int, reply_offset: int, *, is_own: bool) -> None:
+        self.address = address
+        self.reply_offset = reply_offset
+        self.is_own = is_own
+
+    @classmethod
+    def allocate(cls, request_bytes: int, reply_bytes: int) -> "_Buffers":
+        reply_offset = _reply_offset(request_bytes)
+        return cls(cuda_driver.allocate(reply_offset + reply_bytes), reply_offset, is_own=True)
+
+    @classmethod
+    def open(cls, handle: bytes, request_bytes: int) -> "_Buffers":
+        return cls(cuda_driver.open_exported(handle), _reply_offset(request_bytes), is_own=False)
+
+    def close(self) -> None:
+        if self.is_own:
+            cuda_driver.free(self.address)
+        else:
+            cuda_driver.close_exported(self.address)
+
+
+def _location(address: ChannelAddress) -> _Location:
+    return from_plain(_Location, parse(address.location))
+
+
+def _reply_offset(request_bytes: int) -> int:
+    return -(-request_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _current_device() -> int:
+    if not torch.cuda.is_available():
+        raise ChannelUnavailable("the cuda_ipc channel", "this process has no GPU", "use the shm channel")
+    device: int = torch.cuda.current_device()
+    return device
+
+
+def _uuid(device: int) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _require_reachable(gpu: str) -> None:
+    """That this process's GPU is that one, or can read and write its memory."""
+    own = _current_device()
+    if _uuid(own) == gpu:
+        return
+    there = [device for device in range(torch.cuda.device_count()) if _uuid(device) == gpu]
+    if not there:
+        raise _unreachable(gpu, "this process doesn't see that GPU: CUDA_VISIBLE_DEVICES must name both")
+    if not torch.cuda.can_device_access_peer(own, there[0]):
+        raise _unreachable(gpu, f"GPU {_uuid(own)} has no peer access to it")
+
+
+def _unreachable(gpu: str, why: str) -> ChannelUnavailable:
+    return ChannelUnavailable(
+        f"the target's memory on GPU {gpu}", why, "use the shm channel, which goes through the CPU"
+    )
+
+
+def _stream() -> Any:
+    return torch.cuda.current_stream().cuda_stream

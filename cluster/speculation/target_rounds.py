@@ -1,0 +1,197 @@
+"""The two ways of a round from the target to its draft and back: as a message, or through device memory."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from numpy.typing import NDArray
+
+from cluster.channel import Channel, ChannelClosed
+from cluster.channel.device import ANSWERED_OFFSET, MAX_ROUNDS_AHEAD, DeviceChannel, Flag, has_reached, word_of
+from cluster.speculation.device_kernels import Copier, Copy, copy_of, take_reply
+from cluster.speculation.messages import (
+    DeviceLayout,
+    MessageCodec,
+    MessageError,
+    ProposeReply,
+    ProposeRequest,
+    RoundNotice,
+    max_notice_bytes,
+    reply_section,
+)
+from cluster.speculation.round import Round
+from cluster.speculation.rounds import DraftClient, RoundTimes
+from cluster.speculation.watch import Watchdog
+
+_AHEAD_POLL_S: Final = 1e-4
+
+
+class TargetRounds(ABC):
+    """One round at a time, in order: the draft must not write for a block's last owner after its next one began."""
+
+    times: RoundTimes
+
+    @abstractmethod
+    def propose(self, round: Round, block_tables: Sequence[torch.Tensor], drafts: torch.Tensor) -> None:
+        """Fill `drafts` [B, K], with the last known tokens where there is no proposal. `block_tables` are the round's
+        rows [B, W] of each table that travels.
+
+        Raises:
+            ChannelError: the draft is gone, or late. There are no further rounds; `drafts` may be anything.
+            MessageError: the round doesn't fit the agreed sizes, or what came is no answer to it.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End the round that is waited for, from any thread; there is no other after it."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class MessageRounds(TargetRounds):
+    """Every tensor goes through the CPU, which waits for the device, and then for the draft."""
+
+    def __init__(self, client: DraftClient) -> None:
+        self.times = client.times
+        self._client = client
+
+    def propose(self, round: Round, block_tables: Sequence[torch.Tensor], drafts: torch.Tensor) -> None:
+        round.propose_last(drafts)
+        answer = self._client.propose(_request(round, block_tables))
+        if isinstance(answer, ProposeReply):
+            drafts[:, : round.num_speculative_tokens].copy_(torch.from_numpy(answer.draft_token_ids))
+
+    def abort(self) -> None:
+        self._client.abort()
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class DeviceRounds(TargetRounds):
+    """Nothing here waits for the device or the draft: what waits is the stream, and a watchdog lets it go.
+
+    So a draft's loss is known a round or more after the stream has gone on without it.
+    """
+
+    def __init__(
+        self, channel: DeviceChannel, codec: MessageCodec, *, epoch: int, deadline_s: float, device: torch.device
+    ) -> None:
+        self.times = RoundTimes()
+        self._channel = channel
+        self._codec = codec
+        self._epoch = epoch
+        self._deadline_s = deadline_s
+        self._layout = DeviceLayout(codec.sizes)
+        self._reply = channel.reply_address + reply_section(codec.sizes).offset
+        num_copies = len(self._layout.largest.sections)
+        self._copier = Copier(device, max_copies=num_copies, num_tables=MAX_ROUNDS_AHEAD)
+        self._notice = memoryview(bytearray(max_notice_bytes(codec.sizes)))
+        self._step = 0
+        self._watchdog = Watchdog(channel)
+
+    def propose(self, round: Round, block_tables: Sequence[torch.Tensor], drafts: torch.Tensor) -> None:
+        deadline_s = time.monotonic() + self._deadline_s
+        step, copies = self._step + 1, self._copies(round, block_tables)
+        self._watchdog.begin(word_of(step), deadline_s)
+        self._step = step
+        self._wait_until_near()
+        self._copier.copy(copies)
+        self._channel.write(Flag.REQUEST, word_of(step))
+        num_bytes = self._codec.encode_into(self._notice_of(round), self._notice)
+        self._channel.send([self._notice[:num_bytes]], deadline_s)
+        self._channel.wait(Flag.REPLY, word_of(step))
+        take_reply(
+            drafts,
+            last_sampled=round.last_sampled,
+            idx_mapping=round.idx_mapping,
+            reply=self._reply,
+            answered=self._channel.reply_address + ANSWERED_OFFSET,
+            step=step,
+            wanted=round.num_speculative_tokens,
+            vocab_size=self._codec.sizes.vocab_size,
+        )
+        self.times.rounds += 1
+        self.times.request_bytes += num_bytes + sum(copy.num_bytes for copy in copies)
+        self.times.reply_bytes += drafts.nbytes
+
+    def abort(self) -> None:
+        self._watchdog.lose(ChannelClosed("this side closed the channel"))
+        self._channel.abort()
+
+    def close(self) -> None:
+        """The stream is let go first, then waited for: it reads what is freed here."""
+        self.abort()
+        self._channel.synchronize()
+        self._watchdog.stop()
+        self._channel.close()
+
+    def _copies(self, round: Round, block_tables: Sequence[torch.Tensor]) -> list[Copy]:
+        rows = {f"block_tables[{i}]": table for i, table in enumerate(block_tables)}
+        copies = []
+        for section in self._layout.sections(round.num_reqs, round.num_tokens):
+            tensor = rows[section.name] if section.name in rows else getattr(round, section.name)
+            if tensor.nbytes != section.num_bytes:
+                found = f"{tensor.dtype}{list(tensor.shape)}"
+                raise MessageError(f"{section.name} is {found}, the round sizes make it {section.num_bytes} bytes")
+            if section.num_bytes:
+                copies.append(copy_of(self._channel.request_address + section.offset, tensor))
+        return copies
+
+    def _notice_of(self, round: Round) -> RoundNotice:
+        return RoundNotice(
+            epoch=self._epoch,
+            step=self._step,
+            num_tokens=round.num_tokens,
+            num_speculative_tokens=round.num_speculative_tokens,
+            decode_graph_eligible=round.decode_graph_eligible,
+            query_start_loc=round.query_start_loc_np,
+            num_scheduled_tokens=round.num_scheduled_tokens,
+            seq_lens_cpu_upper_bound=_array(round.seq_lens_cpu_upper_bound),
+        )
+
+    def _wait_until_near(self) -> None:
+        """The stream reads the tables of copies, here and at the draft: the CPUs may not run too far ahead of it."""
+        oldest = self._step - MAX_ROUNDS_AHEAD
+        while oldest > 0 and not has_reached(self._channel.read(Flag.REPLY), word_of(oldest)):
+            time.sleep(_AHEAD_POLL_S)
+
+
+def target_rounds(
+    channel: Channel, codec: MessageCodec, *, epoch: int, deadline_s: float, device: torch.device
+) -> TargetRounds:
+    """`deadline_s`: seconds that a round may take, from when it is sent to its answer."""
+    if isinstance(channel, DeviceChannel):
+        return DeviceRounds(channel, codec, epoch=epoch, deadline_s=deadline_s, device=device)
+    return MessageRounds(DraftClient(channel, codec, epoch=epoch, deadline_s=deadline_s))
+
+
+def _request(round: Round, block_tables: Sequence[torch.Tensor]) -> ProposeRequest:
+    return ProposeRequest(
+        num_speculative_tokens=round.num_speculative_tokens,
+        decode_graph_eligible=round.decode_graph_eligible,
+        hidden_states=_array(round.hidden_states),
+        positions=_array(round.positions),
+        query_start_loc=_array(round.query_start_loc),
+        idx_mapping=_array(round.idx_mapping),
+        num_scheduled_tokens=round.num_scheduled_tokens,
+        seq_lens_cpu_upper_bound=_array(round.seq_lens_cpu_upper_bound),
+        num_sampled=_array(round.num_sampled),
+        num_rejected=_array(round.num_rejected),
+        last_sampled=_array(round.last_sampled),
+        next_prefill_tokens=_array(round.next_prefill_tokens),
+        temperature=_array(round.temperature),
+        seeds=_array(round.seeds),
+        block_tables=tuple(map(_array, block_tables)),
+        input_ids=None if round.input_ids is None else _array(round.input_ids),
+    )
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.uint16)  # numpy has no bfloat16
+    array: NDArray[Any] = tensor.cpu().numpy()
+    return array

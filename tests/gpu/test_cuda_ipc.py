@@ -1,0 +1,140 @@
+"""Rounds between two processes through CUDA IPC. Needs a GPU; takes two where there are two."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+import pytest
+import torch
+
+from cluster.channel import ChannelAddress, ChannelError, ChannelUnavailable, check_channel, offer_channel, open_channel
+from cluster.channel.device import DeviceChannel
+from cluster.speculation.draft_rounds import DeviceDraft
+from cluster.speculation.messages import max_notice_bytes, max_reply_bytes, max_request_bytes
+from cluster.speculation.target_rounds import DeviceRounds
+from tests.rounds import CODEC, DEADLINE_S, SIZES, K, Recording, drafts_of, round_of
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU", allow_module_level=True)
+
+GPU = torch.device("cuda", 0)
+START_TIMEOUT_S = 120.0
+
+
+def serve(address: str, device: int, hello: Connection) -> None:
+    """The draft's process."""
+    torch.cuda.set_device(device)
+    channel = open_channel(ChannelAddress.from_json(address), time.monotonic() + DEADLINE_S)
+    assert isinstance(channel, DeviceChannel)
+    hello.send_bytes(b"ready")
+    DeviceDraft(Recording(torch.device("cuda", device)), channel, CODEC, epoch=1).serve()  # type: ignore[arg-type]
+    os._exit(0)
+
+
+@dataclass
+class Pair:
+    target: DeviceRounds
+    draft: BaseProcess
+
+
+Start = Callable[[int], Pair]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a draft on the GPU with this number."""
+    pairs: list[Pair] = []
+
+    def start_one(device: int) -> Pair:
+        torch.cuda.set_device(GPU)
+        offer = offer_channel(
+            "cuda_ipc",
+            max_send_bytes=max_request_bytes(SIZES),
+            max_receive_bytes=max_reply_bytes(SIZES),
+            max_notice_bytes=max_notice_bytes(SIZES),
+        )
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        draft = context.Process(target=serve, args=(offer.address.to_json(), device, theirs), daemon=True)
+        draft.start()
+        channel = offer.accept(time.monotonic() + START_TIMEOUT_S)
+        assert ours.poll(START_TIMEOUT_S)
+        assert isinstance(channel, DeviceChannel)
+        pair = Pair(DeviceRounds(channel, CODEC, epoch=1, deadline_s=DEADLINE_S, device=GPU), draft)
+        pairs.append(pair)
+        return pair
+
+    yield start_one
+    for pair in pairs:
+        pair.target.close()
+        pair.draft.join(DEADLINE_S)
+
+
+@pytest.mark.parametrize("device", range(min(2, torch.cuda.device_count())))
+def test_replies_come_back_from_the_draft_s_gpu(start: Start, device: int) -> None:
+    target = start(device).target
+    for seed, lengths in enumerate([[4, 1, 2], [1], [5, 4, 4, 3]] * 10):
+        round, tables = round_of(lengths, seed=seed, device=GPU)
+        drafts = drafts_of(len(lengths), GPU)
+        target.propose(round, tables, drafts)
+        assert torch.equal(drafts, round.last_sampled[round.idx_mapping] + torch.tensor([10, 11, 12], device=GPU))
+
+
+def test_the_target_does_not_wait_for_the_device(start: Start) -> None:
+    target = start(0).target
+    round, tables = round_of([4, 4], device=GPU)
+    target.propose(round, tables, drafts_of(2, GPU))  # compiles
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # about a second of the stream
+    begun = time.monotonic()
+    target.propose(round, tables, drafts_of(2, GPU))
+    assert time.monotonic() - begun < 0.1
+    assert not torch.cuda.current_stream().query()
+
+
+def test_the_stream_goes_on_within_200_ms_of_the_draft_s_death(start: Start) -> None:
+    pair = start(0)
+    round, tables = round_of([4, 4], device=GPU)
+    pair.target.propose(round, tables, drafts_of(2, GPU))
+    torch.cuda.synchronize()
+    assert pair.draft.pid is not None
+    os.kill(pair.draft.pid, signal.SIGSTOP)  # so that there is no reply to the next round
+    drafts = drafts_of(2, GPU)
+    pair.target.propose(round, tables, drafts)
+    begun = time.monotonic()
+    os.kill(pair.draft.pid, signal.SIGKILL)
+    torch.cuda.synchronize()
+    assert time.monotonic() - begun < 0.2
+    assert torch.equal(drafts, round.last_sampled[round.idx_mapping].expand(2, K))
+    with pytest.raises(ChannelError):
+        pair.target.propose(round, tables, drafts)
+
+
+def test_ten_thousand_rounds_take_no_memory(start: Start) -> None:
+    target = start(0).target
+    round, tables = round_of([4, 4], device=GPU)
+    drafts = drafts_of(2, GPU)
+    free = []
+    for batch in range(11):
+        for _ in range(1_000):
+            target.propose(round, tables, drafts)
+        torch.cuda.synchronize()
+        if batch:
+            free.append(torch.cuda.mem_get_info()[0])
+    assert min(free) == max(free)
+
+
+def test_a_gpu_that_is_not_seen_is_refused() -> None:
+    offer = offer_channel("cuda_ipc", max_send_bytes=64, max_receive_bytes=64, max_notice_bytes=64)
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    address = offer.address.to_json().replace(uuid, "00000000-0000-0000-0000-000000000000")
+    with pytest.raises(ChannelUnavailable, match="CUDA_VISIBLE_DEVICES must name both"):
+        check_channel(ChannelAddress.from_json(address))
+    offer.withdraw()

@@ -1,0 +1,288 @@
+"""Rounds through device memory, without a GPU: the real kernels under Triton's interpreter, the real ends of target and
+draft, and between them a channel whose streams do everything at once, in the thread that asks."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.engine.cpu import profile
+
+if not profile.is_cpu_installation():
+    pytest.skip("on a GPU the same goes through CUDA IPC", allow_module_level=True)
+
+profile.install()
+
+from cluster.channel import ChannelClosed, ChannelError, DeadlineExceeded, PeerDied  # noqa: E402
+from cluster.channel.base import ChannelStatistics  # noqa: E402
+from cluster.channel.device import ANSWERED_OFFSET, DeviceChannel, Flag, has_reached  # noqa: E402
+from cluster.speculation.device_kernels import Copier, Copy, take_reply  # noqa: E402
+from cluster.speculation.draft_rounds import DeviceDraft  # noqa: E402
+from cluster.speculation.messages import (  # noqa: E402
+    DeviceLayout,
+    MessageError,
+    RoundNotice,
+    max_notice_bytes,
+    max_reply_bytes,
+    max_request_bytes,
+)
+from cluster.speculation.target_rounds import DeviceRounds  # noqa: E402
+from cluster.speculation.watch import RoundWatch  # noqa: E402
+from tests.rounds import CODEC, CPU, DEADLINE_S, SIZES, K, Recording, drafts_of, round_of  # noqa: E402
+
+
+class EagerChannel(DeviceChannel):
+    """Both ends at once. A stream that has to wait keeps its thread; so the thread is the stream."""
+
+    def __init__(self) -> None:
+        self.statistics = ChannelStatistics()
+        self.max_send_bytes = max_notice_bytes(SIZES)
+        self.max_receive_bytes = 1
+        self._request = torch.zeros(max_request_bytes(SIZES), dtype=torch.uint8)
+        self._reply = torch.zeros(max_reply_bytes(SIZES), dtype=torch.uint8)
+        self.request_address, self.reply_address = self._request.data_ptr(), self._reply.data_ptr()
+        self._flags = dict.fromkeys(Flag, 0)
+        self._notices: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.lost: ChannelError | None = None
+
+    def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:  # noqa: ARG002
+        self._notices.put(bytes(parts[0]))
+        return len(parts[0])
+
+    def recv(self, into: memoryview, deadline_s: float) -> int:  # noqa: ARG002
+        notice = self._notices.get()
+        if notice is None:
+            raise ChannelClosed("closed")
+        into[: len(notice)] = notice
+        return len(notice)
+
+    def abort(self) -> None:
+        self._notices.put(None)
+
+    def close(self) -> None:
+        self._notices.put(None)
+
+    def write(self, flag: Flag, step: int) -> None:
+        self._flags[flag] = step
+
+    def wait(self, flag: Flag, step: int) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while not has_reached(self._flags[flag], step):
+            assert time.monotonic() < end, f"the stream waits for {flag.name} {step} for ever"
+            time.sleep(1e-3)
+
+    def write_answered(self, step: int) -> None:
+        self._reply.view(torch.uint32)[ANSWERED_OFFSET // 4] = step
+
+    def read(self, flag: Flag) -> int:
+        return self._flags[flag]
+
+    def release(self, step: int) -> None:
+        self._flags[Flag.REPLY] = step
+
+    def gone(self) -> ChannelError | None:
+        return self.lost
+
+    def synchronize(self) -> None:
+        pass
+
+
+@pytest.fixture
+def channel() -> EagerChannel:
+    return EagerChannel()
+
+
+@pytest.fixture
+def target(channel: EagerChannel) -> Iterator[DeviceRounds]:
+    rounds = DeviceRounds(channel, CODEC, epoch=1, deadline_s=DEADLINE_S, device=CPU)
+    yield rounds
+    rounds.close()
+
+
+@pytest.fixture
+def draft(channel: EagerChannel) -> Recording:
+    """Which serves."""
+    hosted = Recording()
+    server = DeviceDraft(hosted, channel, CODEC, epoch=1)  # type: ignore[arg-type]
+    threading.Thread(target=server.serve, daemon=True).start()
+    return hosted
+
+
+def test_a_round_arrives_as_it_was_sent_and_so_does_its_reply(target: DeviceRounds, draft: Recording) -> None:
+    for seed, lengths in enumerate([[4, 1, 2], [1], [5, 4, 4, 3]]):
+        round, tables = round_of(lengths, seed=seed)
+        drafts = drafts_of(len(lengths))
+        target.propose(round, tables, drafts)
+        for name, tensor in draft.came[-1].items():
+            assert torch.equal(tensor, getattr(round, name)), name
+        for own, sent in zip(draft.block_tables, tables, strict=True):
+            assert all(torch.equal(table[: len(lengths)], sent) for table in own)
+        assert torch.equal(drafts, round.last_sampled[round.idx_mapping] + torch.tensor([10, 11, 12]))
+    assert target.times.rounds == 3
+
+
+@pytest.mark.usefixtures("draft")
+def test_drafts_beyond_those_wanted_are_the_last_token(target: DeviceRounds) -> None:
+    round, tables = round_of([2, 2], wanted=1)
+    drafts = drafts_of(2)
+    target.propose(round, tables, drafts)
+    assert torch.equal(drafts, round.last_sampled[round.idx_mapping] + torch.tensor([10, 0, 0]))
+
+
+@pytest.mark.usefixtures("draft")
+def test_steps_go_round_the_flags_words(target: DeviceRounds) -> None:
+    target._step = (1 << 32) - 3
+    target._channel.release(target._step)
+    for seed in range(4):
+        round, tables = round_of([1, 2], seed=seed)
+        drafts = drafts_of(2)
+        target.propose(round, tables, drafts)
+        assert torch.equal(drafts[:, 0], round.last_sampled[round.idx_mapping, 0] + 10)
+
+
+def dies(channel: EagerChannel, _: DeviceRounds) -> None:
+    channel.lost = PeerDied("ended")
+
+
+def is_silent(_: EagerChannel, target: DeviceRounds) -> None:
+    target.abort()
+
+
+@pytest.mark.parametrize(("end", "error"), [(dies, PeerDied), (is_silent, ChannelClosed)])
+def test_a_stream_that_waits_for_a_draft_that_is_gone_goes_on_without_a_proposal(
+    channel: EagerChannel,
+    target: DeviceRounds,
+    end: Callable[[EagerChannel, DeviceRounds], None],
+    error: type[ChannelError],
+) -> None:
+    """There is no draft; the watchdog is told so while the stream waits."""
+    threading.Timer(0.1, end, (channel, target)).start()
+    round, tables = round_of([2, 1])
+    drafts = drafts_of(2)
+    begun = time.monotonic()
+    target.propose(round, tables, drafts)
+    assert time.monotonic() - begun < 0.1 + 0.2  # a target goes on within 200 ms
+    assert torch.equal(drafts, round.last_sampled[round.idx_mapping].expand(2, K))
+    with pytest.raises(error):
+        target.propose(round, tables, drafts)
+
+
+def test_a_round_past_its_deadline_is_the_last(channel: EagerChannel) -> None:
+    target = DeviceRounds(channel, CODEC, epoch=1, deadline_s=0.1, device=CPU)
+    round, tables = round_of([2, 1])
+    drafts = drafts_of(2)
+    target.propose(round, tables, drafts)
+    assert torch.equal(drafts, round.last_sampled[round.idx_mapping].expand(2, K))
+    with pytest.raises(DeadlineExceeded, match="no reply to round 1"):
+        target.propose(round, tables, drafts)
+    target.close()
+
+
+def test_a_late_reply_does_not_hold_the_stream_up_again(channel: EagerChannel) -> None:
+    """A lost draft's stream sets the flag back to a step that is long over; another round's wait is yet to come."""
+    target = DeviceRounds(channel, CODEC, epoch=1, deadline_s=0.05, device=CPU)
+    round, tables = round_of([1])
+    target.propose(round, tables, drafts_of(1))
+    channel.write(Flag.REPLY, 0)
+    channel.wait(Flag.REPLY, 1)
+    target.close()
+
+
+def test_a_tensor_that_does_not_fit_the_sizes_is_refused_before_anything_is_written(target: DeviceRounds) -> None:
+    round, tables = round_of([2, 1])
+    round.seeds = round.seeds[:-1].contiguous()
+    with pytest.raises(MessageError, match=r"seeds is torch.int64\[3\], the round sizes make it 32 bytes"):
+        target.propose(round, tables, drafts_of(2))
+    assert target._channel.read(Flag.REQUEST) == 0
+
+
+def test_a_draft_ends_at_a_notice_of_another_epoch(channel: EagerChannel) -> None:
+    server = DeviceDraft(Recording(), channel, CODEC, epoch=2)  # type: ignore[arg-type]
+    buffer = memoryview(bytearray(max_notice_bytes(SIZES)))
+    one = np.ones(1, np.int32)
+    notice = RoundNotice(
+        epoch=1,
+        step=1,
+        num_tokens=1,
+        num_speculative_tokens=K,
+        decode_graph_eligible=True,
+        query_start_loc=np.array([0, 1], np.int32),
+        num_scheduled_tokens=one,
+        seq_lens_cpu_upper_bound=one,
+    )
+    channel.send([buffer[: CODEC.encode_into(notice, buffer)]], DEADLINE_S)
+    assert server.serve() == "a RoundNotice of epoch 1 came in epoch 2"
+    assert channel.read(Flag.REPLY) == 0
+
+
+def test_a_draft_ends_at_what_is_no_notice(channel: EagerChannel) -> None:
+    channel.send([memoryview(b"nonsense")], DEADLINE_S)
+    assert "are no message" in DeviceDraft(Recording(), channel, CODEC, epoch=1).serve()  # type: ignore[arg-type]
+
+
+def test_a_token_beyond_the_vocabulary_is_none() -> None:
+    reply, answered = torch.tensor([[5, 100, -1], [99, 1 << 40, 0]]), torch.tensor([3], dtype=torch.int32)
+    drafts = drafts_of(2)
+    take_reply(
+        drafts,
+        last_sampled=torch.tensor([[1], [2]]),
+        idx_mapping=torch.tensor([1, 0]),
+        reply=reply.data_ptr(),
+        answered=answered.data_ptr(),
+        step=3,
+        wanted=3,
+        vocab_size=100,
+    )
+    assert drafts.tolist() == [[5, 2, 2], [99, 1, 0]]
+
+
+def test_copies_longer_than_a_block_are_whole_and_no_longer() -> None:
+    copier = Copier(CPU, max_copies=2, num_tables=1)
+    source, to = torch.arange(5000, dtype=torch.int32), torch.full((5001,), -1, dtype=torch.int32)
+    copier.copy([Copy(to.data_ptr(), source.data_ptr(), 4 * 5000)])
+    assert torch.equal(to[:5000], source)
+    assert to[5000] == -1
+
+
+def test_sections_of_a_round_lie_where_those_of_the_largest_do() -> None:
+    layout = DeviceLayout(SIZES)
+    largest = {section.tensor.name: section for section in layout.largest.sections}
+    sections = layout.sections(2, 5)
+    assert [section.name for section in sections] == list(largest)
+    assert {"num_scheduled_tokens", "seq_lens_cpu_upper_bound"}.isdisjoint(largest)
+    for section in sections:
+        assert section.offset == largest[section.name].offset
+        assert section.num_bytes <= largest[section.name].num_bytes
+    assert next(each.num_bytes for each in sections if each.name == "hidden_states") == 5 * 6 * 2
+
+
+@given(st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 31) - 1))
+def test_a_flag_has_reached_a_step_until_half_the_circle_later(step: int, later: int) -> None:
+    assert has_reached((step + later) % (1 << 32), step)
+    assert not has_reached((step + later + (1 << 31)) % (1 << 32), step)
+
+
+def test_a_watch_forgets_rounds_that_were_replied_to() -> None:
+    watch = RoundWatch()
+    watch.begin(1, deadline_s=10.0)
+    watch.begin(2, deadline_s=20.0)
+    watch.look(1, now_s=15.0, gone=None)  # past the deadline of a round that is over
+    assert watch.lost is None
+    watch.look(1, now_s=21.0, gone=None)
+    assert isinstance(watch.lost, DeadlineExceeded)
+    assert watch.newest == 2
+    with pytest.raises(DeadlineExceeded):
+        watch.begin(3, deadline_s=30.0)
+
+
+def test_the_first_reason_of_a_loss_counts() -> None:
+    watch = RoundWatch()
+    watch.lose(PeerDied("first"))
+    watch.look(0, now_s=0.0, gone=ChannelClosed("second"))
+    assert isinstance(watch.lost, PeerDied)
