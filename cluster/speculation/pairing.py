@@ -15,7 +15,6 @@ from cluster.control.member import Member
 from cluster.control.refusals import ControlError
 from cluster.speculation.handshake import round_sizes, tables
 from cluster.speculation.messages import MessageCodec, max_notice_bytes, max_reply_bytes, max_request_bytes
-from cluster.speculation.rounds import DraftClient
 from cluster.speculation.settings import LOOPBACK, RemoteDraftSettings
 
 OPEN_TIMEOUT_S: Final = 30.0
