@@ -26,12 +26,12 @@ class Drafter(Protocol):
 def serve(drafter: Drafter, channel: Channel, codec: MessageCodec, *, epoch: int) -> str:
     """Answer rounds until the channel ends; returns why it did."""
     request_buffer = memoryview(bytearray(codec.max_encoded_bytes))
-    answer_buffer = memoryview(bytearray(codec.max_encoded_bytes))
+    encoder = codec.encoder(memoryview(bytearray(codec.max_encoded_bytes)))
     while True:
         try:
             num_bytes = channel.recv(request_buffer, math.inf)
             answer = _answer(drafter, codec, request_buffer[:num_bytes], epoch)
-            channel.send([answer_buffer[: codec.encode_into(answer, answer_buffer)]], math.inf)
+            channel.send([encoder.encode(answer)], math.inf)
         except ChannelError as error:
             return str(error)
 

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, fields
 
 from cluster.channel import Channel
-from cluster.speculation.messages import MessageCodec, MessageError, NoProposal, ProposeReply, ProposeRequest
+from cluster.speculation.messages import MessageCodec, NoProposal, ProposeReply, ProposeRequest
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class DraftClient:
         self._epoch = epoch
         self._deadline_s = deadline_s
         self._step = 0
-        self._request = memoryview(bytearray(codec.max_encoded_bytes))
+        self._request = codec.encoder(memoryview(bytearray(codec.max_encoded_bytes)))
         self._answer = memoryview(bytearray(codec.max_encoded_bytes))
 
     def propose(self, request: ProposeRequest) -> ProposeReply | NoProposal:
@@ -73,26 +73,22 @@ class DraftClient:
         """
         self._step += 1
         deadline_s = time.monotonic() + self._deadline_s
-        begun = time.perf_counter()
+        begun_s = time.perf_counter()
         request.epoch, request.step = self._epoch, self._step
-        num_bytes = self._codec.encode_into(request, self._request)
-        encoded = time.perf_counter()
-        self._channel.send([self._request[:num_bytes]], deadline_s)
+        encoded = self._request.encode(request)
+        encoded_s = time.perf_counter()
+        self._channel.send([encoded], deadline_s)
+        awaited = self._codec.awaited_reply(request, self._answer)
         answer_bytes = self._channel.recv(self._answer, deadline_s)
-        received = time.perf_counter()
-        answer = self._codec.decode(self._answer[:answer_bytes])
-        if not isinstance(answer, ProposeReply | NoProposal) or (answer.epoch, answer.step) != (
-            self._epoch,
-            self._step,
-        ):
-            came = f"{type(answer).__name__} of epoch {answer.epoch} step {answer.step}"
-            raise MessageError(f"{came} is no answer to epoch {self._epoch} step {self._step}")
+        received_s = time.perf_counter()
+        answer = awaited.read(answer_bytes)
+        decoded_s = time.perf_counter()
         times = self.times
         times.rounds += 1
-        times.encode += encoded - begun
-        times.round_trip += received - encoded
-        times.decode += time.perf_counter() - received
-        times.request_bytes += num_bytes
+        times.encode += encoded_s - begun_s
+        times.round_trip += received_s - encoded_s
+        times.decode += decoded_s - received_s
+        times.request_bytes += len(encoded)
         times.reply_bytes += answer_bytes
         if isinstance(answer, ProposeReply):
             times.draft += answer.draft_time_us / 1e6

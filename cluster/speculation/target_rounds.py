@@ -89,7 +89,7 @@ class DeviceRounds(TargetRounds):
         self._reply = channel.reply_address + reply_section(codec.sizes).offset
         num_copies = len(self._layout.largest.sections)
         self._copier = Copier(device, max_copies=num_copies, num_tables=MAX_ROUNDS_AHEAD)
-        self._notice = memoryview(bytearray(max_notice_bytes(codec.sizes)))
+        self._notice = codec.encoder(memoryview(bytearray(max_notice_bytes(codec.sizes))))
         self._step = 0
         self._watchdog = Watchdog(channel)
 
@@ -101,8 +101,8 @@ class DeviceRounds(TargetRounds):
         self._wait_until_near()
         self._copier.copy(copies)
         self._channel.write(Flag.REQUEST, word_of(step))
-        num_bytes = self._codec.encode_into(self._notice_of(round), self._notice)
-        self._channel.send([self._notice[:num_bytes]], deadline_s)
+        notice = self._notice.encode(self._notice_of(round))
+        self._channel.send([notice], deadline_s)
         self._channel.wait(Flag.REPLY, word_of(step))
         take_reply(
             drafts,
@@ -115,7 +115,7 @@ class DeviceRounds(TargetRounds):
             vocab_size=self._codec.sizes.vocab_size,
         )
         self.times.rounds += 1
-        self.times.request_bytes += num_bytes + sum(copy.num_bytes for copy in copies)
+        self.times.request_bytes += len(notice) + sum(copy.num_bytes for copy in copies)
         self.times.reply_bytes += drafts.nbytes
 
     def abort(self) -> None:

@@ -216,7 +216,7 @@ def test_a_draft_ends_at_a_notice_of_another_epoch(channel: EagerChannel) -> Non
         num_scheduled_tokens=one,
         seq_lens_cpu_upper_bound=one,
     )
-    channel.send([buffer[: CODEC.encode_into(notice, buffer)]], DEADLINE_S)
+    channel.send([CODEC.encoder(buffer).encode(notice)], DEADLINE_S)
     assert server.serve() == "a RoundNotice of epoch 1 came in epoch 2"
     assert channel.read(Flag.REPLY) == 0
 

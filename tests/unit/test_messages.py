@@ -92,7 +92,7 @@ def reply_of(sizes: RoundSizes, num_reqs: int, num_speculative_tokens: int, seed
 
 def encoded(codec: MessageCodec, message: Message) -> bytearray:
     buffer = bytearray(codec.max_encoded_bytes)
-    return buffer[: codec.encode_into(message, memoryview(buffer))]
+    return bytearray(codec.encoder(memoryview(buffer)).encode(message))
 
 
 def assert_same(one: object, other: object) -> None:
@@ -232,6 +232,46 @@ def test_a_block_id_outside_the_pool_is_refused(table: int, value: int) -> None:
         codec.decode(memoryview(encoded(codec, request)))
 
 
+@pytest.mark.parametrize("num_reqs", [1, 4, 300], ids=["few", "more", "many"])
+@pytest.mark.parametrize("num_speculative_tokens", [0, 3])
+def test_an_awaited_reply_is_read_as_any_other_and_refused_where_it_answers_something_else(
+    num_reqs: int, num_speculative_tokens: int
+) -> None:
+    sizes = replace(SIZES, max_num_reqs=512, max_num_batched_tokens=2048)
+    codec = MessageCodec(sizes, DIGEST)
+    request = request_of(sizes, [2] * num_reqs)
+    request.num_speculative_tokens = num_speculative_tokens
+    request.step = 9
+    buffer = memoryview(bytearray(codec.max_encoded_bytes))
+
+    def read(message: Message) -> Message:
+        """It is awaited before it comes."""
+        awaited = codec.awaited_reply(request, buffer)
+        raw = encoded(codec, message)
+        buffer[: len(raw)] = raw
+        return awaited.read(len(raw))
+
+    reply = reply_of(sizes, num_reqs, num_speculative_tokens)
+    assert_same(read(reply), reply)
+    refusal = NoProposal(epoch=7, step=9, reason=NoProposalReason.STALE_EPOCH)
+    assert_same(read(refusal), refusal)
+    for other in [replace(reply, step=8), replace(reply, epoch=6), replace(refusal, step=8), request]:
+        with pytest.raises(MessageError, match="is no answer to epoch 7 step 9"):
+            read(other)
+    with pytest.raises(MessageError, match=r"tokens, \[\d+, \d\] were asked for"):
+        read(reply_of(sizes, num_reqs + 1, num_speculative_tokens))
+    with pytest.raises(MessageError, match="of contract"):
+        awaited = codec.awaited_reply(request, buffer)
+        raw = encoded(MessageCodec(sizes, DIGEST[::-1]), reply)
+        buffer[: len(raw)] = raw
+        awaited.read(len(raw))
+    if num_speculative_tokens:
+        for value in (-1, sizes.vocab_size):
+            reply.draft_token_ids[-1, -1] = value
+            with pytest.raises(MessageError, match=f"draft_token_ids has {value}, it must be"):
+                read(reply)
+
+
 @pytest.mark.parametrize("value", [-1, 100, 2**62])
 def test_a_drafted_token_outside_the_vocabulary_is_refused(value: int) -> None:
     codec = MessageCodec(SIZES, DIGEST)
@@ -263,7 +303,7 @@ def test_a_message_that_the_sizes_have_no_room_for_is_not_sent(change: dict[str,
 def test_a_buffer_that_is_too_small_is_refused() -> None:
     codec = MessageCodec(SIZES, DIGEST)
     with pytest.raises(MessageError, match="the buffer 100"):
-        codec.encode_into(request_of(SIZES, [1]), memoryview(bytearray(100)))
+        codec.encoder(memoryview(bytearray(100))).encode(request_of(SIZES, [1]))
 
 
 def decode_or_refuse(codec: MessageCodec, raw: bytes | bytearray) -> None:

@@ -1,18 +1,23 @@
 """Messages to bytes and back, both in place."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cluster.speculation.messages.bounds import Bounds
 from cluster.speculation.messages.errors import MessageError
 from cluster.speculation.messages.header import (
     DIGEST_BYTES,
+    DRAFT_TIME_OFFSET,
+    HEADER_BYTES,
     Fingerprint,
     Header,
     Kind,
+    read_draft_time,
     read_header,
     write_header,
 )
@@ -49,13 +54,14 @@ from cluster.speculation.messages.sizes import RoundSizes
 
 Message = ProposeRequest | ProposeReply | NoProposal | RoundNotice
 
+# The largest reply whose tokens are looked at one by one.
+_FEW_TOKENS = 1024
+
 # What depends on the counts of a round alone: steady decoding repeats it.
 _PLANS_KEPT = 256
 
-_HEADER_ALONE = Layout.of([])
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
     layout: Layout
     bounds: Bounds
@@ -68,6 +74,9 @@ class _Plan:
         views = self.layout.views(buffer)
         self.bounds.check(buffer)
         return views
+
+
+_HEADER_ALONE = _Plan.of(Layout.of([]))
 
 
 class MessageCodec:
@@ -85,32 +94,18 @@ class MessageCodec:
         self._notice_plan = lru_cache(_PLANS_KEPT)(lambda B, T: _Plan.of(notice_layout(sizes, B, T)))
         self._reply_plan = lru_cache(_PLANS_KEPT)(lambda B, K: _Plan.of(reply_layout(sizes, B, K)))
 
-    def encode_into(self, message: Message, buffer: memoryview) -> int:
-        """Write the message to the start of `buffer`, each tensor straight to its place; returns the bytes written.
+    def encoder(self, buffer: memoryview) -> "Encoder":
+        """What writes messages to `buffer`, one over the other."""
+        return Encoder(buffer, self._fingerprint, self._parts)
 
-        Raises:
-            MessageError: a tensor's shape or dtype, or a count, isn't what the sizes say, or the buffer is too small.
-        """
-        if isinstance(message, ProposeRequest):
-            header = request_header(self.sizes, message)
-            check_request_header(self.sizes, header)
-            layout = self._request_plan(header.num_reqs, header.num_tokens).layout
-            arrays = request_arrays(message)
-        elif isinstance(message, ProposeReply):
-            header = reply_header(self.sizes, message)
-            check_reply_header(self.sizes, header)
-            layout = self._reply_plan(header.num_reqs, header.num_speculative_tokens).layout
-            arrays = reply_arrays(message)
-        elif isinstance(message, RoundNotice):
-            header = notice_header(self.sizes, message)
-            check_request_header(self.sizes, header)
-            layout = self._notice_plan(header.num_reqs, header.num_tokens).layout
-            arrays = notice_arrays(message)
-        else:
-            header, layout, arrays = no_proposal_header(message), _HEADER_ALONE, []
-        layout.write(buffer, arrays)
-        write_header(buffer, header, layout.num_bytes, self._fingerprint)
-        return layout.num_bytes
+    def awaited_reply(self, request: ProposeRequest, buffer: memoryview) -> "AwaitedReply":
+        """The answer to `request` that `buffer` is going to receive."""
+        layout = self._reply_plan(request.num_reqs, request.num_speculative_tokens).layout
+        header = Header(kind=Kind.PROPOSE_REPLY, epoch=request.epoch, step=request.step)
+        reply = reply_from(header, layout.views(buffer[: layout.num_bytes]))
+        beginning = bytearray(HEADER_BYTES)
+        write_header(memoryview(beginning), reply_header(self.sizes, reply), layout.num_bytes, self._fingerprint)
+        return AwaitedReply(self, buffer, layout.num_bytes, bytes(beginning[:DRAFT_TIME_OFFSET]), reply)
 
     def decode(self, buffer: memoryview) -> Message:
         """The message that fills `buffer`; its arrays are views, valid as long as nobody writes to the buffer.
@@ -137,5 +132,105 @@ class MessageCodec:
         if header.kind is Kind.ROUND_NOTICE:
             check_request_header(self.sizes, header)
             return notice_from(header, self._notice_plan(header.num_reqs, header.num_tokens).read(buffer))
-        _HEADER_ALONE.views(buffer)
+        _HEADER_ALONE.read(buffer)
         return no_proposal_from(header)
+
+    def _parts(self, message: Message) -> tuple[Header, _Plan, list[NDArray[Any]]]:
+        """What is written for a message: its header, checked against the sizes, and its arrays in the plan's order."""
+        if isinstance(message, ProposeRequest):
+            header = request_header(self.sizes, message)
+            check_request_header(self.sizes, header)
+            return header, self._request_plan(header.num_reqs, header.num_tokens), request_arrays(message)
+        if isinstance(message, ProposeReply):
+            header = reply_header(self.sizes, message)
+            check_reply_header(self.sizes, header)
+            return header, self._reply_plan(header.num_reqs, header.num_speculative_tokens), reply_arrays(message)
+        if isinstance(message, RoundNotice):
+            header = notice_header(self.sizes, message)
+            check_request_header(self.sizes, header)
+            return header, self._notice_plan(header.num_reqs, header.num_tokens), notice_arrays(message)
+        return no_proposal_header(message), _HEADER_ALONE, []
+
+
+class Encoder:
+    """Writes messages to one buffer, each tensor straight to its place.
+
+    Between two rounds an engine evicts all that is here from the processor's caches, so the views of the buffer are
+    kept: the cheapest code is that which needn't run again.
+    """
+
+    def __init__(
+        self,
+        buffer: memoryview,
+        fingerprint: Fingerprint,
+        parts: Callable[[Message], tuple[Header, _Plan, list[NDArray[Any]]]],
+    ) -> None:
+        self._buffer = buffer
+        self._fingerprint = fingerprint
+        self._parts = parts
+        self._views = lru_cache(_PLANS_KEPT)(self._views_for)
+
+    def encode(self, message: Message) -> memoryview:
+        """The message's bytes, which lie in the buffer until the next one is encoded.
+
+        Raises:
+            MessageError: a tensor's shape or dtype, or a count, isn't what the sizes say, or the buffer is too small.
+        """
+        header, plan, arrays = self._parts(message)
+        encoded, views = self._views(plan)
+        plan.layout.write(views, arrays)
+        write_header(encoded, header, len(encoded), self._fingerprint)
+        return encoded
+
+    def _views_for(self, plan: _Plan) -> tuple[memoryview, list[NDArray[Any]]]:
+        num_bytes = plan.layout.num_bytes
+        if len(self._buffer) < num_bytes:
+            raise MessageError(f"the message has {num_bytes} bytes, the buffer {len(self._buffer)}")
+        encoded = self._buffer[:num_bytes]
+        return encoded, plan.layout.views(encoded)
+
+
+class AwaitedReply:
+    """All of an answer but its tokens, made while the draft is at work: little is left to do once it has come."""
+
+    def __init__(
+        self, codec: MessageCodec, buffer: memoryview, num_bytes: int, beginning: bytes, reply: ProposeReply
+    ) -> None:
+        """`num_bytes`: of an answer with tokens; `beginning`: how its header must begin; `reply`: its arrays are
+        views of `buffer`."""
+        self._codec = codec
+        self._buffer = buffer
+        self._num_bytes = num_bytes
+        self._beginning = beginning
+        self._reply = reply
+        token_ids = reply.draft_token_ids
+        # As unsigned, of which a negative number is a large one. Python's max() is several times faster than numpy's on
+        # few numbers, with cold caches.
+        self._token_ids = token_ids.reshape(-1).view(np.uint64).data if token_ids.size <= _FEW_TOKENS else None
+
+    def read(self, num_bytes: int) -> ProposeReply | NoProposal:
+        """The answer, whose `num_bytes` are in the buffer; its arrays are views, valid until the next one comes.
+
+        Raises:
+            MessageError: the bytes are no message, or no answer to the request.
+        """
+        reply = self._reply
+        if (
+            self._token_ids is not None
+            and self._buffer[: len(self._beginning)] == self._beginning
+            and num_bytes == self._num_bytes
+            and max(self._token_ids, default=0) < self._codec.sizes.vocab_size
+        ):
+            reply.draft_time_us = read_draft_time(self._buffer)
+            return reply
+        answer = self._codec.decode(self._buffer[:num_bytes])
+        came = f"{type(answer).__name__} of epoch {answer.epoch} step {answer.step}"
+        if not isinstance(answer, ProposeReply | NoProposal) or (answer.epoch, answer.step) != (
+            reply.epoch,
+            reply.step,
+        ):
+            raise MessageError(f"{came} is no answer to epoch {reply.epoch} step {reply.step}")
+        if isinstance(answer, ProposeReply) and answer.draft_token_ids.shape != reply.draft_token_ids.shape:
+            found, expected = list(answer.draft_token_ids.shape), list(reply.draft_token_ids.shape)
+            raise MessageError(f"{came} has {found} tokens, {expected} were asked for")
+        return answer

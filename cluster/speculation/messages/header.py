@@ -20,6 +20,9 @@ DIGEST_BYTES: Final = 16
 #       80  draft_time_us u64
 #       88  40 bytes of zeros
 _HEADER: Final = struct.Struct("<4sHHQQQ16s16sIIIIQ40x")
+_DRAFT_TIME: Final = struct.Struct("<Q")
+DRAFT_TIME_OFFSET: Final = 80
+"""All before it is known of a reply before it comes."""
 
 
 class Kind(IntEnum):
@@ -110,3 +113,9 @@ def read_header(buffer: memoryview, fingerprint: Fingerprint) -> Header:
         flags=flags,
         draft_time_us=draft_time_us,
     )
+
+
+def read_draft_time(buffer: memoryview) -> int:
+    """`draft_time_us` of a header that has been found to be right."""
+    (draft_time_us,) = _DRAFT_TIME.unpack_from(buffer, DRAFT_TIME_OFFSET)
+    return int(draft_time_us)

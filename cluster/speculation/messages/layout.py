@@ -43,12 +43,13 @@ class Section:
     def view(self, buffer: memoryview) -> NDArray[Any]:
         return np.ndarray(self.tensor.shape, self.tensor.dtype, buffer, self.offset)
 
-    def write(self, buffer: memoryview, array: NDArray[Any]) -> None:
+    def write(self, view: NDArray[Any], array: NDArray[Any]) -> None:
+        """`view` is this section's, of whichever buffer."""
         tensor = self.tensor
         if array.shape != tensor.shape or array.dtype != tensor.dtype:
             found, expected = _describe(array.dtype, array.shape), _describe(tensor.dtype, tensor.shape)
             raise MessageError(f"{tensor.name} is {found}, the round sizes make it {expected}")
-        self.view(buffer)[...] = array
+        view[...] = array
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +78,13 @@ class Layout:
             raise MessageError(f"the message has {len(buffer)} bytes, its counts make it {self.num_bytes}")
         return [section.view(buffer) for section in self.sections]
 
-    def write(self, buffer: memoryview, arrays: Sequence[NDArray[Any]]) -> None:
-        if len(buffer) < self.num_bytes:
-            raise MessageError(f"the message has {self.num_bytes} bytes, the buffer {len(buffer)}")
+    def write(self, views: Sequence[NDArray[Any]], arrays: Sequence[NDArray[Any]]) -> None:
+        """`views` are those of whichever buffer."""
         if len(arrays) != len(self.sections):
             names = ", ".join(section.tensor.name for section in self.sections)
             raise MessageError(f"the message has {len(arrays)} tensors, the round sizes say {names}")
-        for section, array in zip(self.sections, arrays, strict=True):
-            section.write(buffer, array)
+        for section, view, array in zip(self.sections, views, arrays, strict=True):
+            section.write(view, array)
 
 
 def _describe(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
