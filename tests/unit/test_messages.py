@@ -244,10 +244,10 @@ def test_an_awaited_reply_is_read_as_any_other_and_refused_where_it_answers_some
     request.step = 9
     buffer = memoryview(bytearray(codec.max_encoded_bytes))
 
-    def read(message: Message) -> Message:
+    def read(message: Message, sender: MessageCodec = codec) -> Message:
         """It is awaited before it comes."""
         awaited = codec.awaited_reply(request, buffer)
-        raw = encoded(codec, message)
+        raw = encoded(sender, message)
         buffer[: len(raw)] = raw
         return awaited.read(len(raw))
 
@@ -261,10 +261,7 @@ def test_an_awaited_reply_is_read_as_any_other_and_refused_where_it_answers_some
     with pytest.raises(MessageError, match=r"tokens, \[\d+, \d\] were asked for"):
         read(reply_of(sizes, num_reqs + 1, num_speculative_tokens))
     with pytest.raises(MessageError, match="of contract"):
-        awaited = codec.awaited_reply(request, buffer)
-        raw = encoded(MessageCodec(sizes, DIGEST[::-1]), reply)
-        buffer[: len(raw)] = raw
-        awaited.read(len(raw))
+        read(reply, MessageCodec(sizes, DIGEST[::-1]))
     if num_speculative_tokens:
         for value in (-1, sizes.vocab_size):
             reply.draft_token_ids[-1, -1] = value
