@@ -1,4 +1,4 @@
-"""Real vLLM engines for tiny checkpoints, in this process, one of a kind for the whole session."""
+"""Real vLLM engines for tiny checkpoints, in this process, one of a kind for all tests of this folder."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ class Arms:
     num_speculative_tokens: int
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def start_engine() -> Iterator[Callable[[EngineSettings], InProcessEngine]]:
-    """Start an engine that lives until the session ends.
+    """Start an engine that lives until this folder's tests end.
 
     Together to the end, because vLLM's engines share a process's distributed state: the first to close takes it from
     the others. A later engine in the same process starts in 2 s.
@@ -47,7 +47,7 @@ def start_engine() -> Iterator[Callable[[EngineSettings], InProcessEngine]]:
         engine.close()
 
 
-@pytest.fixture(scope="session", params=PAIRS)
+@pytest.fixture(scope="package", params=PAIRS)
 def arms(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

@@ -22,18 +22,18 @@ MAX_NUM_SEQS = 16
 NUM_GPU_BLOCKS = 64
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def loop() -> Iterator[LoopThread]:
     with LoopThread() as loop:
         yield loop
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
     return make_pair("qwen3-dspark-agreeing", tmp_path_factory.mktemp("serving"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def engine_settings(pair: TinyPair) -> EngineSettings:
     target, draft = open_model(str(pair.target), role="target"), open_model(str(pair.draft), role="draft")
     return EngineSettings(
@@ -46,14 +46,14 @@ def engine_settings(pair: TinyPair) -> EngineSettings:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def engine(engine_settings: EngineSettings, loop: LoopThread) -> Iterator[AsyncEngine]:
     engine = AsyncEngine(engine_settings)
     yield engine
     loop.run(engine.close())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def alone(engine_settings: EngineSettings) -> Iterator[InProcessEngine]:
     """The target without a draft and without a server."""
     settings = {field.name: getattr(engine_settings, field.name) for field in fields(EngineSettings)}

@@ -22,10 +22,10 @@ PAIRS = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def start() -> Iterator[Callable[..., Any]]:
-    """Start an engine that lives until the session ends: the first of a process's engines to close takes the others'
-    distributed state from them."""
+    """Start an engine that lives until this folder's tests end: the first of a process's engines to close takes the
+    others' distributed state from them."""
     engines: list[InProcessEngine] = []
 
     def start_one(kind: type[InProcessEngine], settings: EngineSettings, **more: Any) -> InProcessEngine:
@@ -37,7 +37,7 @@ def start() -> Iterator[Callable[..., Any]]:
         engine.close()
 
 
-@pytest.fixture(scope="session", params=PAIRS)
+@pytest.fixture(scope="package", params=PAIRS)
 def arms(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any]
 ) -> Iterator[Arms]:
