@@ -71,6 +71,9 @@ def generate(
     tls_certificate: TlsCertificateOption = None,
     tls_key: TlsKeyOption = None,
     token_file: TokenFileOption = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Write a trace of all processes to this file; ui.perfetto.dev opens it.")
+    ] = None,
     json_output: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -98,11 +101,13 @@ def generate(
         temperature=temperature,
         seed=seed,
         json_output=json_output,
+        profile=profile,
     )
     server = {"--tls": tls or None, "--tls-ca": tls_ca, "--tls-certificate": tls_certificate, "--tls-key": tls_key}
     if address is not None:
         own: dict[str, Any] = {"--target": target, "--draft": draft, "--num-speculative-tokens": num_speculative_tokens}
-        own |= {"--max-model-len": max_model_len, "--placement": placement if placement is Placement.SEPARATE else None}
+        own |= {"--max-model-len": max_model_len, "--profile": profile}
+        own |= {"--placement": placement if placement is Placement.SEPARATE else None}
         refuse_beside("--address", own)
         remote = RemoteOptions(
             address=address,

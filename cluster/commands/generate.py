@@ -2,7 +2,10 @@
 
 import json
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from cluster.contract.policy import Policy
 from cluster.engine.in_process import GenerationDelta, GenerationRequest, InProcessEngine, join_deltas
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
+from cluster.engine.tracing import enable_ranges, join_traces, traced
 from cluster.errors import UserError
 from cluster.models.prompt import encode_prompt
 from cluster.speculation.figures import AcceptanceFigures
@@ -28,6 +32,8 @@ class GenerateOptions:
     temperature: float = 0.0
     seed: int | None = None
     json_output: bool = False
+    profile: Path | None = None
+    """The file for a trace of what the engines do for the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +144,32 @@ def answer(
         temperature=options.temperature,
         seed=options.seed,
     )
-    with messages.status(f"loading {settings.target.name}"):
-        engine = SeparateEngine(settings, policy=separate) if separate is not None else InProcessEngine(settings)
-    with engine:
-        return _run(engine, request, stream=stream)
+    with _parts_of_trace(options.profile) as (target_trace, draft_trace):
+        with messages.status(f"loading {settings.target.name}"):
+            if separate is not None:
+                engine: InProcessEngine = SeparateEngine(settings, policy=separate, draft_trace=draft_trace)
+            else:
+                engine = InProcessEngine(settings)
+        with engine, traced(target_trace, "target"):
+            return _run(engine, request, stream=stream)
+
+
+@contextmanager
+def _parts_of_trace(profile: Path | None) -> Iterator[tuple[Path | None, Path | None]]:
+    """Where the target and the draft leave theirs, which `profile` is made of at the end."""
+    if profile is None:
+        yield None, None
+        return
+    try:
+        profile.touch()
+    except OSError as error:
+        raise UserError(f"--profile {profile}", f"it can't be written ({error})", "name another file") from error
+    enable_ranges()
+    with tempfile.TemporaryDirectory(prefix="dspark-trace-") as folder:
+        parts = Path(folder) / "target.json", Path(folder) / "draft.json"
+        yield parts
+        join_traces([part for part in parts if part.exists()], profile)
+    messages.print(f"the trace is in {profile}; https://ui.perfetto.dev opens it", style="dim", soft_wrap=True)
 
 
 def _run(engine: InProcessEngine, request: GenerationRequest, *, stream: bool) -> GenerateResult:

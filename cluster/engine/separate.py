@@ -46,9 +46,11 @@ class SeparateEngine(InProcessEngine):
         round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S,
         start_timeout_s: float = DEFAULT_START_TIMEOUT_S,
         draft_module: str = DRAFT_MODULE,
+        draft_trace: Path | None = None,
     ) -> None:
         """`start_timeout_s` is for each thing that one side waits for on the other until they serve, such as to load
         its weights. `draft_module` is what the draft's process runs; tests have one that misbehaves.
+        `draft_trace` is where the draft leaves a trace of its rounds when it ends.
 
         Raises:
             UserError: the pair can't be started. ContractError is one: neither side has allocated its KV cache then.
@@ -62,7 +64,11 @@ class SeparateEngine(InProcessEngine):
         target, draft = (
             MemberSettings(address=address, role=role, name=role, start_timeout_s=start_timeout_s) for role in ROLES
         )
-        draft_settings = {"member": asdict(draft), "engine_args": draft_engine_args(settings, policy)}
+        draft_settings = {
+            "member": asdict(draft),
+            "engine_args": draft_engine_args(settings, policy),
+            "trace": None if draft_trace is None else str(draft_trace),
+        }
         self._draft = ChildProcess("draft", draft_module, draft_settings)
         remote = RemoteDraftSettings(member=target, channel=channel, round_deadline_s=round_deadline_s)
         try:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from cluster.contract.errors import ContractViolation
@@ -14,6 +15,7 @@ from cluster.control.child_process import read_start
 from cluster.control.member import Member
 from cluster.control.settings import MemberSettings
 from cluster.engine.cpu import profile
+from cluster.engine.tracing import traced
 from cluster.engine.version import require_supported_vllm, vllm_release
 from cluster.errors import UserError
 from cluster.speculation.pairing import open_rounds
@@ -29,6 +31,8 @@ class DraftSettings:
     """For vLLM's EngineArgs: those of the target."""
     host: str = LOOPBACK
     """This host's address, as the target's reaches it."""
+    trace: str | None = None
+    """The file for a trace of the rounds."""
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
@@ -60,7 +64,9 @@ def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
         channel, codec = open_rounds(member, contract, hosted.table_widths, host=settings.host)
         with channel:
             say(f"serves rounds of epoch {member.epoch} under contract {contract.digest[:16]}")
-            say(f"stops: {serve_rounds(hosted, channel, codec, epoch=member.epoch)}")
+            with traced(None if settings.trace is None else Path(settings.trace), settings.member.name):
+                reason = serve_rounds(hosted, channel, codec, epoch=member.epoch)
+            say(f"stops: {reason}")
 
 
 def _speaker(name: str) -> Callable[[str], None]:

@@ -7,6 +7,7 @@ from dspark.v1.control_pb2 import EngineSizes
 
 from cluster.contract.contract import KVContract
 from cluster.control.member import Member
+from cluster.engine.tracing import range_of
 from cluster.speculation import draft_seam
 from cluster.speculation.families import FAMILIES
 from cluster.speculation.handshake import tables_to_follow
@@ -72,7 +73,7 @@ class HostedSpeculator:
 
         Waits for nothing, and keeps none of the round's tensors.
         """
-        with torch.inference_mode(), draft_seam.lane(self._runner):
+        with torch.inference_mode(), draft_seam.lane(self._runner), range_of("draft"):
             draft_seam.settle_block_tables(self._runner, round.idx_mapping)
             batch = draft_seam.input_batch(
                 idx_mapping=round.idx_mapping,

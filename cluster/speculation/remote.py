@@ -10,6 +10,7 @@ from dspark.v1.control_pb2 import RoundOptions
 from cluster.channel import ChannelError
 from cluster.contract.contract import KVContract
 from cluster.control.member import Member
+from cluster.engine.tracing import range_of
 from cluster.errors import UserError
 from cluster.speculation import target_seam
 from cluster.speculation.families import FAMILIES
@@ -150,7 +151,8 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         )
         tables = self._block_tables.input_block_tables
         try:
-            self._rounds.propose(round, [tables[i][:B] for i in self._tables], drafts)
+            with range_of("round"):
+                self._rounds.propose(round, [tables[i][:B] for i in self._tables], drafts)
         except (ChannelError, MessageError) as error:
             self._lose(error)
             round.propose_last(drafts)
@@ -161,7 +163,8 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         if not self._family.reads_states:
             return torch.empty(num_tokens, 0, dtype=self.dtype, device=self.device)
         begun = time.perf_counter()
-        states: torch.Tensor = self.model(aux_hidden_states)[:num_tokens]
+        with range_of("fuse"):
+            states: torch.Tensor = self.model(aux_hidden_states)[:num_tokens]
         self._times.fuse += time.perf_counter() - begun
         return states
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,15 +49,25 @@ def test_generate_streams_the_text_and_ends_with_its_figures(pair: TinyPair, ans
 
 
 def test_generate_with_a_separate_draft_gives_the_same_and_tells_what_crossed(
-    pair: TinyPair, answer: dict[str, Any]
+    pair: TinyPair, answer: dict[str, Any], tmp_path: Path
 ) -> None:
-    shown = run("cluster.cli", "generate", *arguments(pair), "--placement", "separate", "--json", "Hello")
+    trace = tmp_path / "trace.json"
+    words = ["--placement", "separate", "--json", "--profile", trace, "Hello"]
+    shown = run("cluster.cli", "generate", *arguments(pair), *words)
     separate = json.loads(shown.stdout)
     assert separate["token_ids"] == answer["token_ids"]
     assert separate["speculation"] == answer["speculation"]
     # The prompt is a round too, and its draft the first that is verified.
     assert separate["rounds"]["rounds"] >= answer["speculation"]["rounds"]
     assert separate["rounds"]["request_bytes"] > separate["rounds"]["reply_bytes"] > 0
+
+    events = json.loads(trace.read_text())["traceEvents"]
+    processes = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    rounds = [event for event in events if event["name"] == "dspark: round" and event["pid"] == processes["target"]]
+    drafts = [event for event in events if event["name"] == "dspark: draft" and event["pid"] == processes["draft"]]
+    assert len(rounds) == len(drafts) == separate["rounds"]["rounds"]
+    for round, draft in zip(rounds, drafts, strict=True):  # by one clock
+        assert round["ts"] < draft["ts"] < draft["ts"] + draft["dur"] < round["ts"] + round["dur"]
 
 
 def test_the_step_bench_tells_the_forward_pass_from_the_rest(pair: TinyPair) -> None:
