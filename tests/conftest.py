@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def group_of(test: pytest.Function) -> str | None:
-    """The folder whose fixtures it takes, and with which parameter, or else the module; None where it takes neither's."""
+    """The folder whose fixtures it takes, with their parameters, or else the module; None where it takes neither's."""
     fixtures = [definitions[-1] for definitions in test._fixtureinfo.name2fixturedefs.values()]
     folder = test.path.parent.name
     if any(fixture.scope == "package" for fixture in fixtures):
