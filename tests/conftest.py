@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from hypothesis import settings
 
 from cluster.engine.cpu import profile
 
@@ -11,6 +12,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 profile.activate()
+
+# How long an example takes is the machine's affair, on which other tests run.
+settings.register_profile("shared machine", settings(), deadline=None)
+settings.load_profile("shared machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
