@@ -2,20 +2,27 @@
 PYTHON ?= python3
 PROFILE ?= cpu
 BIN := .venv/bin
+# Processes that run tests side by side. Most tests keep one core busy.
+WORKERS ?= 2
 
-.PHONY: demo test check format protos install clean
+# Containers often forbid Python to keep its bytecode: every process that imports vLLM would compile it all again.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo test check lint format protos install clean
 
 demo: install ## a real model answers, with speculative decoding
 	@$(BIN)/dspark-cluster demo
 
 test: install ## all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -v --durations=30 -n $(WORKERS) --dist=loadgroup --no-loadscope-reorder
 
-check: install ## the quick loop: lint, types, unit tests
+check: lint ## the quick loop: lint, types, unit tests
+	@$(BIN)/python -m pytest -q tests/unit
+
+lint: install ## lint, types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/unit
 
 format: install
 	@$(BIN)/ruff check --fix .

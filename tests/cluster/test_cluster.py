@@ -111,8 +111,9 @@ def status(running: Running) -> dict[str, Any]:
     return json.loads(result.stdout)
 
 
-def actor(name: str) -> Any:
-    return ray.get_actor(name, namespace=NAMESPACE)
+def process_of(name: str) -> int:
+    actor = ray.get_actor(name, namespace=NAMESPACE)
+    return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
 
 
 def test_up_tells_each_step_and_ends_with_the_address(running: Running) -> None:
@@ -244,7 +245,7 @@ def test_a_second_cluster_needs_another_namespace(running: Running) -> None:
 
 def test_an_engines_process_ends_with_its_actor(running: Running) -> None:
     """And who asks is told that nobody answers."""
-    replica = ray.get(actor("target-0").__ray_call__.remote(lambda _: os.getpid()))
+    replica = process_of("target-0")
     children = children_of(replica)
     assert children, "vLLM runs its engine in a process of its own"
     os.kill(replica, signal.SIGKILL)
@@ -253,11 +254,13 @@ def test_an_engines_process_ends_with_its_actor(running: Running) -> None:
 
 
 def test_down_leaves_nothing(running: Running) -> None:
+    draft = process_of("draft-0")
     result = run("down", "--address", running.ray, "--namespace", NAMESPACE)
     assert result.returncode == 0, result.stderr
     assert "stopped coordinator, draft-0, gateway" in result.stderr
     assert not [each for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE]
-    assert not list(DIRECTORY.glob("dspark-cluster.*"))
+    eventually(lambda: not lives(draft), deadline_s=SHORT_DEADLINE_S)
+    assert not list(DIRECTORY.glob(f"dspark-cluster.*.{draft}.*"))
     again = run("status", "--address", running.ray, "--namespace", NAMESPACE)
     assert again.returncode == 2
     assert "none runs in this Ray namespace" in again.stderr

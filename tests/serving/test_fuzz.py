@@ -20,7 +20,7 @@ from tests.serving.loop import LoopThread
 from tests.serving.requests import MEDIUM, greedy
 from tests.serving.test_cancel import assert_all_blocks_are_freed
 
-SECONDS = 35.0
+SECONDS = 20.0
 CALLERS = 24
 TIMEOUT_S = 8.0
 
