@@ -6,6 +6,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from actors.local_ray import AGENT_PATIENCE
+
 NAMESPACE = "tests"
 
 
@@ -18,6 +20,7 @@ def two_nodes() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as environment:
         # Ray would make a token in the home folder; these nodes live for minutes, on this machine.
         environment.setenv("RAY_AUTH_MODE", "disabled")
+        environment.setenv(*AGENT_PATIENCE)
         cluster = Cluster(
             initialize_head=True,
             # `ray job submit` talks to the dashboard, and that to its agent; ports that aren't named are free ones.
