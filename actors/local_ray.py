@@ -31,6 +31,9 @@ _HOST: Final = "127.0.0.1"
 _START_TIMEOUT_S: Final = 120.0
 """It takes 6 s on an idle machine of two cores, and 30 s where others start too."""
 
+AGENT_PATIENCE: Final = ("RAY_agent_register_timeout_ms", "120000")
+"""Of the environment: a node whose agents aren't there by then ends. By Ray's default, 15 s, on a busy machine it does."""
+
 _STOP_TIMEOUT_S: Final = 45.0
 """It takes 4 s. A Ray that still has actors waits 30 s for them."""
 
@@ -118,7 +121,7 @@ def start_local_ray() -> LocalRay:
     token.write_text(secrets.token_hex(32))
     port = _free_port()
     log = folder / "ray.log"
-    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)} | dict([AGENT_PATIENCE])
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*_RAY_START, f"--port={port}", f"--temp-dir={folder}"],

@@ -1,8 +1,8 @@
 """Places for the pools: a Ray placement group for each target replica and its draft worker, all or nothing."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import ray
@@ -16,13 +16,17 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors.answers import answer_of
 from actors.fit import Bundle, NodeView, why_not
-from cluster.config import Hosts, PoolConfig, PoolsConfig
+from cluster.channel.base import ChannelKind
+from cluster.config import ChannelChoice, Hosts, PoolConfig, PoolsConfig
 from cluster.contract.facts import Role
 from cluster.engine.cpu import profile
 from cluster.errors import UserError
 
 _STRATEGIES: Final[Mapping[Hosts, str]] = {"any": "PACK", "same": "STRICT_PACK", "different": "STRICT_SPREAD"}
+
+_LEAVE_VISIBLE: Final = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 
 _REMOVAL_TIMEOUT_S: Final = 10.0
 """For Ray to give a group's resources back; it takes milliseconds, and a command must not hang on it."""
@@ -36,16 +40,23 @@ class Place:
     bundle: int
     resources: Mapping[str, float]
     node_id: str
+    visible_gpus: tuple[str, ...] = ()
+    """The process's own, then the one that it reaches by CUDA IPC; empty: Ray shows it its own."""
 
     def actor_options(self) -> dict[str, Any]:
-        """For an actor class's `options`."""
-        return {
+        """For an actor class's `options`, or a task's."""
+        options = {
             "num_cpus": self.resources.get("CPU", 0),
             "num_gpus": self.resources.get("GPU", 0),
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 placement_group=self.group, placement_group_bundle_index=self.bundle
             ),
         }
+        if self.visible_gpus:
+            # Its environment from the start, so that a restart has it, too; Ray would write over it.
+            visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.visible_gpus), _LEAVE_VISIBLE: "1"}
+            options["runtime_env"] = {"env_vars": visible}
+        return options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +69,38 @@ class ReplicaPlaces:
     @property
     def share_host(self) -> bool:
         return self.draft is not None and self.draft.node_id == self.target.node_id
+
+    @property
+    def share_gpus(self) -> bool:
+        """Whether each process has a GPU, and reaches the other's."""
+        return self.draft is not None and bool(self.target.visible_gpus and self.draft.visible_gpus)
+
+    def channel(self, choice: ChannelChoice) -> ChannelKind:
+        """What carries the rounds between the two.
+
+        Raises:
+            UserError: the choice needs one host, and these are two.
+        """
+        if choice == "auto":
+            if not self.share_host:
+                return "gloo"
+            return "cuda_ipc" if self.share_gpus else "shm"
+        if choice != "gloo" and not self.share_host:
+            raise UserError(
+                f"channel.kind is {choice}",
+                "Ray has placed target and draft on two hosts",
+                "ask for pools.hosts: same, or take gloo or auto",
+            )
+        return choice
+
+    def seeing_each_other(self, target_gpus: Sequence[str], draft_gpus: Sequence[str]) -> "ReplicaPlaces":
+        """The same places, in which each process sees the GPUs of both, its own first."""
+        assert self.draft is not None
+        return replace(
+            self,
+            target=replace(self.target, visible_gpus=tuple(dict.fromkeys((*target_gpus, *draft_gpus)))),
+            draft=replace(self.draft, visible_gpus=tuple(dict.fromkeys((*draft_gpus, *target_gpus)))),
+        )
 
 
 def place(
@@ -82,7 +125,7 @@ def place(
             group = _create(pools, index, bundles)
             if not group.wait(max(0.0, deadline_s - time.monotonic())):
                 raise _no_room(pools, bundles, timeout_s)
-            places.append(_places(group, bundles))
+            places.append(_with_gpus(_places(group, bundles)))
     except BaseException:
         release()
         raise
@@ -169,6 +212,22 @@ def _places(group: PlacementGroup, bundles: list[Bundle]) -> ReplicaPlaces:
         for number, bundle in enumerate(bundles)
     }
     return ReplicaPlaces(target=places["target"], draft=places.get("draft"))
+
+
+def _with_gpus(places: ReplicaPlaces) -> ReplicaPlaces:
+    """With what the processes must see where they share a host. Which GPUs Ray has taken for a bundle, only a process
+    in it is told."""
+    draft = places.draft
+    if draft is None or not places.share_host or not all("GPU" in place.resources for place in (places.target, draft)):
+        return places
+    answers = [_own_gpus.options(**place.actor_options()).remote() for place in (places.target, draft)]
+    return places.seeing_each_other(*(answer_of("a process with a GPU", answer) for answer in answers))
+
+
+@ray.remote
+def _own_gpus() -> list[str]:
+    gpus: list[str] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    return gpus
 
 
 def _no_room(pools: PoolsConfig, bundles: list[Bundle], timeout_s: float) -> UserError:

@@ -16,7 +16,6 @@ from actors.names import COORDINATOR, GATEWAY, member_name
 from actors.placement import ReplicaPlaces, place, release
 from actors.readiness import await_ready
 from actors.target import TARGET_ACTOR
-from cluster.channel.base import ChannelKind
 from cluster.config import ClusterConfig
 from cluster.contract.facts import Role
 from cluster.control.settings import MemberSettings
@@ -107,7 +106,7 @@ class _Launch:
         if where.draft is not None:
             draft = RemoteDraftSettings(
                 member=self._member("target", index, address),
-                channel=self._channel(index, where),
+                channel=where.channel(self._config.channel.kind),
                 host=self._host(where, where.target.node_id),
                 round_deadline_s=self._config.channel.round_deadline_s,
             )
@@ -124,18 +123,6 @@ class _Launch:
     def _member(self, role: Role, index: int, address: str) -> MemberSettings:
         timeout_s = self._config.ray.start_timeout_s
         return MemberSettings(address=address, role=role, name=member_name(role, index), start_timeout_s=timeout_s)
-
-    def _channel(self, index: int, where: ReplicaPlaces) -> ChannelKind:
-        kind = self._config.channel.kind
-        if kind == "auto":
-            return "shm" if where.share_host else "gloo"
-        if kind != "gloo" and not where.share_host:
-            raise UserError(
-                f"channel.kind is {kind}",
-                f"Ray has placed target {index} and draft {index} on two hosts",
-                "ask for pools.hosts: same, or take gloo or auto",
-            )
-        return kind
 
     def _host(self, where: ReplicaPlaces, node_id: str) -> str:
         return LOOPBACK if where.share_host else self._address_of[node_id]

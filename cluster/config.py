@@ -24,6 +24,7 @@ from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S
 DEFAULT_NAMESPACE: Final = "dspark-cluster"
 
 Hosts = Literal["any", "same", "different"]
+ChannelChoice = Literal["auto", ChannelKind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +84,8 @@ class PoolsConfig:
 class ChannelConfig:
     """What carries the rounds between a replica and its draft worker."""
 
-    kind: Literal["auto", ChannelKind] = "auto"
-    """auto: shm on one host, gloo between two."""
+    kind: ChannelChoice = "auto"
+    """auto: on one host cuda_ipc between GPUs and shm without, gloo between two hosts."""
     round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
 
     def __post_init__(self) -> None:

@@ -1,4 +1,5 @@
-"""A whole cluster in real Ray: target and draft on two nodes with gloo between them, and what the commands do to it.
+"""A whole cluster in real Ray: two pairs, targets on one node, drafts on another with gloo between them, and what the
+commands do to it.
 
 The tests stand in the order of the cluster's life: up, requests, an actor's death, down.
 """
@@ -12,6 +13,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,6 @@ import ray
 import yaml
 from ray.cluster_utils import Cluster
 
-from cluster.channel.segment import DIRECTORY
 from cluster.client import Client, Request, Sampling, Stopping, TokenPrompt
 from cluster.config import load_config
 from cluster.engine.build import engine_settings
@@ -30,11 +31,13 @@ from tests.checkpoints import make_pair
 from tests.cluster.waiting import eventually
 
 DEADLINE_S = 400
-"""For `up` on a machine that does other things: it imports vLLM three times."""
+"""For `up` on a machine that does other things: seven processes import vLLM."""
 SHORT_DEADLINE_S = 90
 
 PROMPTS = [tuple(range(start, start + length)) for start, length in ((7, 4), (40, 33), (100, 90), (60, 12))]
 NUM_TOKENS = 24
+NUM_STREAMS = 32
+TARGETS, DRAFTS = ("target-0", "target-1"), ("draft-0", "draft-1")
 NAMESPACE = "dspark-cluster-test"
 
 
@@ -67,9 +70,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model": {"target": str(pair.target), "draft": str(pair.draft)},
         "engine": {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 64, "num_gpu_blocks": 16},
         "pools": {
+            "replicas": len(TARGETS),
             "hosts": "different",
             "target": {"labels": {"pool": "target"}},
-            "draft": {"labels": {"pool": "draft"}},
+            "draft": {"labels": {"pool": "draft"}, "num_cpus": 0.5},
         },
         "gateway": {"port": 0, "metrics_port": free_port()},
         "ray": {"namespace": NAMESPACE},
@@ -105,6 +109,15 @@ def asked(prompt: tuple[int, ...]) -> Request:
     )
 
 
+def prompt_of(index: int) -> tuple[int, ...]:
+    return PROMPTS[index % len(PROMPTS)]
+
+
+def is_cancelled(index: int) -> bool:
+    """One in four, and each prompt once among them."""
+    return (index + index // 4) % 4 == 3
+
+
 def status(running: Running) -> dict[str, Any]:
     result = run("status", "--address", running.ray, "--namespace", NAMESPACE, "--json")
     assert result.returncode == 0, result.stderr
@@ -117,49 +130,52 @@ def process_of(name: str) -> int:
 
 
 def test_up_tells_each_step_and_ends_with_the_address(running: Running) -> None:
-    for step in ("draft-0: loading", "target-0: ready", "pair 0: epoch 1, contract ", "dspark, K = 4, 16 blocks"):
+    for step in ("draft-0: loading", "target-1: ready", "pair 1: epoch 1, contract ", "dspark, K = 4, 16 blocks"):
         assert step in running.said
     assert f"dspark-cluster generate --address {running.address}" in running.said
     assert running.address.startswith("127.0.0.1:")
 
 
 def test_streams_are_the_targets_own(running: Running, expected: list[tuple[int, ...]]) -> None:
-    """Together, and while others are cancelled in mid-stream."""
+    """All at once, through both pairs, and while one in four is cancelled in mid-stream."""
 
-    def cancel(prompt: tuple[int, ...]) -> None:
-        stream = client.stream(asked(prompt))
-        next(stream)
-        stream.close()  # type: ignore[attr-defined]
+    def stream(index: int) -> tuple[int, ...]:
+        tokens: tuple[int, ...] = ()
+        with closing(client.stream(asked(prompt_of(index)))) as responses:  # type: ignore[type-var]
+            for response in responses:
+                tokens += response.choices[0].token_ids
+                if is_cancelled(index):
+                    break
+        return tokens
 
-    with Client(running.address) as client, ThreadPoolExecutor(8) as pool:
-        cancelled = [pool.submit(cancel, prompt) for prompt in PROMPTS[:2]]
-        answers = list(pool.map(lambda prompt: client.generate(asked(prompt)), PROMPTS * 2))
-        for each in cancelled:
-            each.result()
-    assert [answer.choices[0].token_ids for answer in answers] == expected * 2
-    figures = answers[1].choices[0].speculation
-    assert figures is not None
-    assert figures.acceptance.accepted > 0
+    with Client(running.address) as client, ThreadPoolExecutor(NUM_STREAMS) as pool:
+        answers = list(pool.map(stream, range(NUM_STREAMS)))
+    for index, tokens in enumerate(answers):
+        whole = expected[index % len(PROMPTS)]
+        assert tokens == (whole[: len(tokens)] if is_cancelled(index) else whole)
+        assert 0 < len(tokens) < NUM_TOKENS or not is_cancelled(index)
 
 
 def test_status_tells_what_runs(running: Running) -> None:
     now = status(running)
     assert now["schema"] == "dspark-cluster/status/1"
     assert now["gateway"]["address"] == running.address
-    assert now["targets"]["target-0"]["ready"]
-    assert now["requests"] == 2 * len(PROMPTS) + 2
-    assert now["targets"]["target-0"]["running"] == 0
+    targets = now["targets"].values()
+    assert [target["ready"] for target in targets] == [True, True]
+    assert now["requests"] == sum(target["requests"] for target in targets) == NUM_STREAMS
+    assert min(target["requests"] for target in targets) > 0
+    assert [target["running"] for target in targets] == [0, 0]
     assert now["acceptance"]["acceptance_length"] > 1
-    (pair,) = now["pairs"]
-    assert pair["epoch"] == 1
-    assert f"contract {pair['digest'][:16]}" in running.said
-    assert pair["contract"]["digest"] == pair["digest"]
-    assert {(member["name"], member["activity"]) for member in pair["members"]} == {
-        ("target-0", "ready"),
-        ("draft-0", "ready"),
-    }
+    for index, pair in enumerate(now["pairs"]):
+        assert pair["epoch"] == 1
+        assert f"pair {index}: epoch 1, contract {pair['digest'][:16]}" in running.said
+        assert pair["contract"]["digest"] == pair["digest"]
+        assert {(member["name"], member["activity"]) for member in pair["members"]} == {
+            (TARGETS[index], "ready"),
+            (DRAFTS[index], "ready"),
+        }
     shown = run("status", "--address", running.ray, "--namespace", NAMESPACE).stdout
-    assert "target-0" in shown
+    assert all(name in shown for name in TARGETS + DRAFTS)
     assert f"requests: {now['requests']}; acceptance length" in shown
 
 
@@ -168,13 +184,18 @@ def test_the_gateways_page_has_the_replicas_figures(running: Running) -> None:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=SHORT_DEADLINE_S) as page:
         lines = page.read().decode().splitlines()
     figures = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
-    accepted = [name for name in figures if name.startswith("vllm:spec_decode_num_accepted_tokens_total{")]
-    assert ['replica="target-0"' in name for name in accepted] == [True]
-    assert figures[accepted[0]] > 0
-    assert figures['dspark_rounds_total{replica="target-0"}'] > 0
-    assert figures['dspark_round_seconds_total{part="draft",replica="target-0"}'] > 0
-    assert figures['dspark_pairing_epoch{replica="target-0"}'] == 1
-    assert figures['dspark_draft_lost{replica="target-0"}'] == 0
+    for name in TARGETS:
+        label = f'replica="{name}"'
+        (accepted,) = (
+            figure
+            for key, figure in figures.items()
+            if key.startswith("vllm:spec_decode_num_accepted_tokens_total{") and label in key
+        )
+        assert accepted > 0
+        assert figures[f"dspark_rounds_total{{{label}}}"] > 0
+        assert figures[f'dspark_round_seconds_total{{part="draft",{label}}}'] > 0
+        assert figures[f"dspark_pairing_epoch{{{label}}}"] == 1
+        assert figures[f"dspark_draft_lost{{{label}}}"] == 0
 
 
 def write_batch(file: Path, repeats: int) -> None:
@@ -238,26 +259,29 @@ def test_a_batch_as_a_job_that_is_stopped_goes_on_in_the_next(
 def test_a_second_cluster_needs_another_namespace(running: Running) -> None:
     result = run("up", running.config, "--address", running.ray)
     assert result.returncode == 2
-    assert f"Ray namespace {NAMESPACE}: there is a cluster in it (coordinator, draft-0, gateway, target-0)" in (
-        result.stderr
-    )
+    names = ", ".join(("coordinator", *DRAFTS, "gateway", *TARGETS))
+    assert f"Ray namespace {NAMESPACE}: there is a cluster in it ({names})" in result.stderr
 
 
-def test_an_engines_process_ends_with_its_actor(running: Running) -> None:
-    """And who asks is told that nobody answers."""
+def test_an_engines_process_ends_with_its_actor(running: Running, expected: list[tuple[int, ...]]) -> None:
+    """And the other replica answers."""
     replica = process_of("target-0")
     children = children_of(replica)
     assert children, "vLLM runs its engine in a process of its own"
     os.kill(replica, signal.SIGKILL)
     eventually(lambda: not any(lives(child) for child in children), deadline_s=SHORT_DEADLINE_S)
-    eventually(lambda: not status(running)["gateway"]["serving"], deadline_s=SHORT_DEADLINE_S)
+    with Client(running.address) as client:
+        eventually(lambda: client.cluster_info()[0].state == "dead", deadline_s=SHORT_DEADLINE_S)
+        answers = [client.generate(asked(prompt)).choices[0].token_ids for prompt in PROMPTS]
+    assert answers == expected
+    assert status(running)["gateway"]["serving"]
 
 
 def test_down_leaves_nothing(running: Running) -> None:
-    draft = process_of("draft-0")
+    draft = process_of(DRAFTS[0])
     result = run("down", "--address", running.ray, "--namespace", NAMESPACE)
     assert result.returncode == 0, result.stderr
-    assert "stopped coordinator, draft-0, gateway" in result.stderr
+    assert f"stopped coordinator, {', '.join(DRAFTS)}, gateway, {TARGETS[1]}" in result.stderr
     assert not [each for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE]
     eventually(lambda: not lives(draft), deadline_s=SHORT_DEADLINE_S)
     assert not list(DIRECTORY.glob(f"dspark-cluster.*.{draft}.*"))

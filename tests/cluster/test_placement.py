@@ -1,5 +1,6 @@
 """Places in a real Ray cluster of two nodes: one with 2 CPUs for targets, one with 1 CPU for drafts."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -68,6 +69,24 @@ def test_an_actor_runs_in_its_place() -> None:
     ray.kill(actor)
 
 
+def test_a_pair_on_one_host_sees_the_gpus_of_both() -> None:
+    @ray.remote
+    class Process:
+        def visible(self) -> list[str]:
+            return os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+
+    pool = PoolConfig(num_gpus=1)
+    (places,) = found(PoolsConfig(target=pool, draft=pool), timeout_s=DEADLINE_S)
+    assert places.draft is not None
+    actors = [Process.options(**place.actor_options()).remote() for place in (places.target, places.draft)]
+    target, draft = ray.get([actor.visible.remote() for actor in actors])
+    assert target == draft[::-1]
+    assert sorted(target) == ["0", "1"]
+    assert places.channel("auto") == "cuda_ipc"
+    for actor in actors:
+        ray.kill(actor)
+
+
 def test_two_targets_without_a_draft() -> None:
     both = found(PoolsConfig(replicas=2, target=PoolConfig(labels={"pool": "!draft"})), with_draft=False)
     assert [pool_of(places.target.node_id) for places in both] == ["target", "target"]
@@ -83,9 +102,8 @@ def test_a_second_replica_that_has_no_room() -> None:
 
 
 def test_a_gpu_that_nobody_has() -> None:
-    assert "target 0 needs 1 CPU and 1 GPU, and no node has as much" in refused(
-        PoolsConfig(target=PoolConfig(num_gpus=1))
-    )
+    line = refused(PoolsConfig(draft=PoolConfig(num_gpus=1, labels={"pool": "draft"})))
+    assert "draft 0 needs 1 CPU and 1 GPU on a node with pool: draft, and no node with these labels has as much" in line
 
 
 def test_a_label_that_ray_cannot_read() -> None:
