@@ -1,0 +1,212 @@
+"""What the chart says, the code must know: commands and options, settings, ports, variables, metrics, files."""
+
+import importlib.util
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from prometheus_client import CollectorRegistry
+from ray.dashboard.modules.job.cli import job_cli_group
+
+from actors.cli import app
+from cluster.config import load_config
+from cluster.serving.admission import Admission
+from cluster.serving.federation import federated
+from cluster.serving.metrics import ServiceMetrics
+from cluster.serving.round_metrics import RoundCollector
+from cluster.serving.service import SERVICE_NAME
+from cluster.speculation.rounds import RoundReport, RoundTimes
+from tests.helm.cases import CASES
+from tests.helm.chart import CHART, Rendered, container, render
+
+ROOT = Path(__file__).parents[2]
+COMING = {"drain", "bench"}
+"""Commands that are being built."""
+
+OF_THE_SYSTEM = {"HOME"}
+READ_BY = {
+    "DSPARK_CACHE": "cluster.cache",
+    "HF_HOME": "huggingface_hub.constants",
+    "HF_TOKEN": "huggingface_hub.utils._auth",
+    "RAY_API_SERVER_ADDRESS": "ray.dashboard.modules.job.cli",
+    "RAY_AUTH_MODE": "ray._private.authentication.authentication_token_setup",
+    "RAY_AUTH_TOKEN": "ray._private.runtime_env.image_uri",
+    "RAY_JOB_STOP_WAIT_TIME_S": "ray.dashboard.modules.job.job_supervisor",
+}
+"""Which module reads each variable that the chart sets."""
+
+
+def command_lines(rendered: Rendered) -> set[tuple[str, ...]]:
+    """Every command line of ours and of Ray's: in pods, hooks, scripts and notes."""
+    found: set[tuple[str, ...]] = set()
+    for pod in rendered.pods():
+        main = container(pod)
+        hook = main.get("lifecycle", {}).get("preStop", {}).get("exec", {})
+        for words in (main.get("command"), hook.get("command")):
+            found |= commands_among(words or [])
+    texts = [text for name, text in rendered.config.items() if name.endswith(".sh")]
+    texts += [job["spec"]["entrypoint"] for job in rendered.all("RayJob")]
+    texts += [line for line in rendered.notes.splitlines() if line.startswith("  ")]  # the others are prose
+    for text in texts:
+        found |= commands_in(text)
+    return found
+
+
+def commands_in(text: str) -> set[tuple[str, ...]]:
+    """In a text for a shell, quoted ones too."""
+    found: set[tuple[str, ...]] = set()
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        simple: list[str] = []
+        for token in [*lexer, ";"]:
+            if set(token) <= set("();<>|&"):
+                if token[0] in "<>" and simple and simple[-1].isdigit():
+                    simple.pop()  # the number of what is redirected
+                found |= commands_among(simple)
+                simple = []
+            else:
+                simple.append(token)
+    return found
+
+
+def commands_among(words: list[str]) -> set[tuple[str, ...]]:
+    """In one simple command, such as `ray job submit ... -- dspark-cluster up ...`."""
+    found = {command for word in words if " " in word for command in commands_in(word)}
+    for begin, word in enumerate(words):
+        if word == "dspark-cluster":
+            return found | {tuple(words[begin:])}
+        if words[begin : begin + 2] == ["ray", "job"]:
+            return found | {tuple(words[begin:])} | commands_among(words[begin + 2 :])
+    return found
+
+
+def parse(words: Sequence[str]) -> None:
+    """Fails where the command line isn't one of the command's."""
+    program, *words = words if words[0] == "dspark-cluster" else words[1:]
+    group: Any = typer.main.get_command(app) if program == "dspark-cluster" else job_cli_group
+    if words[0] in COMING and words[0] not in group.commands:
+        pytest.skip(f"{program} {words[0]} isn't there yet")
+    assert words[0] in group.commands, f"{program} has no command {words[0]}"
+    group.commands[words[0]].make_context(words[0], words[1:])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_commands_and_their_options_exist(name: str) -> None:
+    for words in command_lines(render(CASES[name])):
+        parse(words)
+
+
+def test_no_command_is_overlooked() -> None:
+    """What the test above has read."""
+    serve = {" ".join(words[:3]) for words in command_lines(render(CASES["defaults"]))}
+    for expected in (
+        "dspark-cluster drain --here",
+        "dspark-cluster generate --address",
+        "dspark-cluster up cluster.yaml",
+    ):
+        assert expected in serve
+    assert {"dspark-cluster status", "dspark-cluster down", "ray job submit", "ray job logs"} <= serve
+    assert "dspark-cluster batch --config" in {
+        " ".join(words[:3]) for words in command_lines(render(CASES["cpu-batch"]))
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_settings_file_is_one(name: str, tmp_path: Path) -> None:
+    rendered = render(CASES[name])
+    file = tmp_path / "cluster.yaml"
+    file.write_text(rendered.settings)
+    settings = load_config(file)
+    pools = {pool: getattr(settings.pools, pool).labels["pool"] for pool in ("target", "draft") if settings.model.draft}
+    for pool in pools.values():
+        assert rendered.groups[pool]["labels"]["pool"] == pool, "Ray's nodes have the label that is asked for"
+    if service := rendered.all("Service"):
+        gateway = container(rendered.groups["gateway"]["template"])
+        ports = {port["name"]: port["containerPort"] for port in gateway["ports"]}
+        assert settings.gateway.labels == rendered.groups["gateway"]["labels"]
+        assert ports["grpc"] == settings.gateway.port == service[0]["spec"]["ports"][0]["port"]
+        assert ports["dspark-metrics"] == settings.gateway.metrics_port
+        probe = gateway["readinessProbe"]
+        if settings.gateway.tls is None:
+            assert probe["grpc"] == {"port": settings.gateway.port, "service": SERVICE_NAME}
+        for path in (settings.gateway.tls.certificate,) if settings.gateway.tls else ():
+            assert str(path.parent) in {mount["mountPath"] for mount in gateway["volumeMounts"]}
+        head = container(rendered.groups["head"]["template"])
+        if settings.gateway.token_file is not None:  # read by `up`, which runs there
+            assert str(settings.gateway.token_file.parent) in {mount["mountPath"] for mount in head["volumeMounts"]}
+        for group in rendered.groups.values():
+            assert group["template"]["spec"]["terminationGracePeriodSeconds"] > settings.gateway.drain_grace_s
+
+
+def test_variables_are_read_by_somebody() -> None:
+    given = {
+        variable["name"]
+        for values in CASES.values()
+        for pod in render(values).pods()
+        for variable in container(pod)["env"]
+    }
+    own = {variable["name"] for variable in CASES["everything"]["target"]["env"]}
+    read = set(READ_BY) | OF_THE_SYSTEM | own
+    assert given <= read
+    for variable, module in READ_BY.items():
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        source = Path(spec.origin)
+        texts = source.parent.rglob("*.py") if source.name == "__init__.py" else [source]
+        assert any(variable in text.read_text() for text in texts), f"{module} doesn't read {variable}"
+
+
+def test_metrics_exist() -> None:
+    rendered = render(CASES["everything"])
+    rules = [rule for group in rendered.one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    dashboard = json.loads((CHART / "files" / "dashboard.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    queries += [variable["query"]["query"] for variable in dashboard["templating"]["list"][1:]]
+    asked = {name for query in [*queries, *(rule["expr"] for rule in rules)] for name in metrics_in(query)}
+    assert len(asked) > 15
+    assert asked <= own_metrics() | vllms_metrics()
+
+
+def metrics_in(query: str) -> set[str]:
+    return set(re.findall(r"\b(?:dspark_|vllm:)[a-z0-9_]+", query))
+
+
+def own_metrics() -> set[str]:
+    """Every sample's name on a gateway's page, from the collectors that make it."""
+    admission = Admission(max_running=1, max_queued=1)
+    metrics = ServiceMetrics(admission)
+    metrics.ended("Generate", "OK", 0.1)
+    metrics.admitted(0.1)
+    rounds = CollectorRegistry()
+    rounds.register(RoundCollector(RoundReport(times=RoundTimes(), epoch=1, lost=False)))
+    families = [*metrics.registry.collect(), *rounds.collect(), *federated([], {"target-0": ""})]
+    return {sample.name for family in families for sample in family.samples}
+
+
+def vllms_metrics() -> set[str]:
+    """By what vLLM's source names them, with the endings that Prometheus' client adds."""
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    sources = [Path(spec.origin).parent / "v1" / name for name in ("metrics/loggers.py", "spec_decode/metrics.py")]
+    names = {name for source in sources for name in re.findall(r'"(vllm:[a-z0-9_]+)"', source.read_text())}
+    return {f"{name}{ending}" for name in names for ending in ("", "_total", "_bucket")}
+
+
+def test_paths_in_the_image_are_those_of_the_container_file() -> None:
+    text = (ROOT / "Containerfile").read_text()
+    assert "WORKDIR /opt/dspark-cluster" in text
+    for values in CASES.values():
+        draft = str(values["model"].get("draft", ""))
+        if draft.startswith("/opt/dspark-cluster/"):
+            assert (ROOT / draft.removeprefix("/opt/dspark-cluster/") / "config.json").exists()
+    assert re.search(r"useradd --uid 1000 ", text)
+    for profile in ("cpu", "gpu"):
+        assert f"PROFILE={profile} install" in text
+        assert (ROOT / "requirements" / f"{profile}.txt").exists()
