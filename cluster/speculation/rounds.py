@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 
 from cluster.channel import Channel
 from cluster.speculation.messages import MessageCodec, MessageError, NoProposal, ProposeReply, ProposeRequest
+from cluster.speculation.pace import Pace
+from cluster.speculation.warm_up import warm_up_requests
 
 
 @dataclass(slots=True)
@@ -45,22 +47,26 @@ class RoundReport:
 
     times: RoundTimes
     epoch: int
+    """Of the last draft that there was."""
     lost: bool
+    losses: int
+    """So far."""
 
 
 class DraftClient:
     """One round at a time, in order: the draft must not write for a block's last owner after its next one began."""
 
-    def __init__(self, channel: Channel, codec: MessageCodec, *, epoch: int, deadline_s: float) -> None:
-        """`deadline_s`: seconds that a round may take, from its request's encoding to its answer."""
-        self.times = RoundTimes()
+    def __init__(self, channel: Channel, codec: MessageCodec, *, epoch: int, pace: Pace, times: RoundTimes) -> None:
+        """`pace` says how long a round may take, from its request's encoding to its answer; it and `times` go on from
+        one draft to the next."""
+        self.times = times
         self._channel = channel
         self._codec = codec
         self._epoch = epoch
-        self._deadline_s = deadline_s
+        self._pace = pace
         self._step = 0
         self._request = memoryview(bytearray(codec.max_encoded_bytes))
-        self._answer = memoryview(bytearray(codec.max_encoded_bytes))
+        self._answer_buffer = memoryview(bytearray(codec.max_encoded_bytes))
 
     def propose(self, request: ProposeRequest) -> ProposeReply | NoProposal:
         """The draft's answer to this round, whose epoch and step are filled in here.
@@ -69,24 +75,16 @@ class DraftClient:
 
         Raises:
             ChannelError: the draft is gone, or hasn't answered within the deadline.
-            MessageError: the round doesn't fit the agreed sizes, or what came is no answer to it.
+            MessageError: the round doesn't fit the agreed sizes.
         """
         self._step += 1
-        deadline_s = time.monotonic() + self._deadline_s
+        deadline_s = time.monotonic() + self._pace.allowed_s(request.num_tokens)
         begun = time.perf_counter()
         request.epoch, request.step = self._epoch, self._step
         num_bytes = self._codec.encode_into(request, self._request)
         encoded = time.perf_counter()
         self._channel.send([self._request[:num_bytes]], deadline_s)
-        answer_bytes = self._channel.recv(self._answer, deadline_s)
-        received = time.perf_counter()
-        answer = self._codec.decode(self._answer[:answer_bytes])
-        if not isinstance(answer, ProposeReply | NoProposal) or (answer.epoch, answer.step) != (
-            self._epoch,
-            self._step,
-        ):
-            came = f"{type(answer).__name__} of epoch {answer.epoch} step {answer.step}"
-            raise MessageError(f"{came} is no answer to epoch {self._epoch} step {self._step}")
+        answer, answer_bytes, received = self._answer(deadline_s)
         times = self.times
         times.rounds += 1
         times.encode += encoded - begun
@@ -96,7 +94,38 @@ class DraftClient:
         times.reply_bytes += answer_bytes
         if isinstance(answer, ProposeReply):
             times.draft += answer.draft_time_us / 1e6
+            self._pace.took(request.num_tokens, received - begun)
         return answer
+
+    def warm_up(self) -> None:
+        """Rounds that no request depends on; their times are nobody's.
+
+        Raises:
+            ChannelError: as of `propose`.
+        """
+        times, self.times = self.times, RoundTimes()
+        for request in warm_up_requests(self._codec.sizes):
+            self.propose(request)
+        self.times = times
+
+    def _answer(self, deadline_s: float) -> tuple[ProposeReply | NoProposal, int, float]:
+        """The answer to this step, its bytes, and when it came. What answers an earlier one is late, and dropped; what
+        can't be read is no proposal."""
+        while True:
+            num_bytes = self._channel.recv(self._answer_buffer, deadline_s)
+            received = time.perf_counter()
+            try:
+                answer = self._codec.decode(self._answer_buffer[:num_bytes])
+            except MessageError as error:
+                unread = NoProposal(epoch=self._epoch, step=self._step, reason=error.reason)
+                return unread, num_bytes, received
+            if isinstance(answer, ProposeReply | NoProposal) and self._is_due(answer):
+                return answer, num_bytes, received
+
+    def _is_due(self, answer: ProposeReply | NoProposal) -> bool:
+        if (answer.epoch, answer.step) == (self._epoch, self._step):
+            return True
+        return isinstance(answer, NoProposal) and answer.step == 0  # the draft couldn't read the round's header
 
     def abort(self) -> None:
         """End the round that is waited for, from any thread; there is no other after it."""

@@ -24,6 +24,8 @@ class RemoteDraftSettings:
     host: str = LOOPBACK
     """This host's address, as the draft's reaches it."""
     round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
+    stall_limit_s: float | None = None
+    """Beyond a round as they have been, after which the target goes on alone; None waits for the deadline."""
 
     def to_additional_config(self) -> dict[str, Any]:
         """For vLLM's `additional_config`."""
