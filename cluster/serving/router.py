@@ -11,10 +11,8 @@ from cluster.serving.engine import EngineDeadError, EngineDelta, GenerationEngin
 from cluster.serving.errors import unavailable
 from cluster.serving.model import ServedModel
 from cluster.serving.moving import Progress
+from cluster.serving.settings import DEFAULT_MAX_MOVES
 from cluster.serving.types import FinishReason, Request
-
-DEFAULT_MAX_MOVES: Final = 3
-"""Of one request: one that ends every replica it comes to mustn't come to all of them."""
 
 _DRAIN_POLL_S: Final = 0.02
 

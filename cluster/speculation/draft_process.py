@@ -53,11 +53,11 @@ def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
     """Join, pair with the target, load, serve; and then again, with what is loaded and allocated, whatever ended the
     rounds. `joined` is called when the coordinator has this process.
 
-    Returns where only a fresh process can serve again: a stream that waits for device memory of a lost target is past
-    helping.
+    Returns where only a fresh process can serve again: a later target needs another contract, or the stream waits for
+    device memory of a lost target.
 
     Raises:
-        UserError, ContractViolation: the pair can't start, or a later target needs another contract; it was told.
+        UserError, ContractViolation: the pair can't start; the target was told.
     """
     require_supported_vllm()
     say = _speaker(settings.member.name)
@@ -88,6 +88,11 @@ def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
             if not serves_again:
                 raise
             say(f"has no target: {error}")
+        except (UserError, ContractViolation) as error:
+            if not serves_again:
+                raise
+            say(f"can't serve this target: {error}")
+            return
         if not serves_again:
             return
         time.sleep(PAUSE_S)

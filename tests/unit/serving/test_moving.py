@@ -64,8 +64,13 @@ class Successor(ScriptedEngine):
                 return
 
 
-async def run(router: Router, request: Request = GREEDY, name: str = "a") -> list[EngineDelta]:
-    return [delta async for delta in router.generate(name, request, PROMPT, NUM_TOKENS)]
+async def run(
+    router: Router, request: Request = GREEDY, name: str = "a", into: list[EngineDelta] | None = None
+) -> list[EngineDelta]:
+    deltas = [] if into is None else into
+    async for delta in router.generate(name, request, PROMPT, NUM_TOKENS):
+        deltas.append(delta)
+    return deltas
 
 
 def tokens_of(deltas: list[EngineDelta]) -> list[int]:
@@ -113,10 +118,9 @@ async def test_what_cant_be_exact_ends(more: dict[str, Any]) -> None:
     """But where nothing was sent yet, it just begins elsewhere."""
     request = Request(prompt=TokenPrompt(token_ids=PROMPT), **more)
     router = Router({"target-0": Successor(dies_after=2), "target-1": Successor()})
-    sent = []
+    sent: list[EngineDelta] = []
     with pytest.raises(RequestError, match="can't go on elsewhere") as refusal:
-        async for delta in router.generate("a", request, PROMPT, NUM_TOKENS):
-            sent.append(delta)
+        await run(router, request, into=sent)
     assert refusal.value.status is grpc.StatusCode.UNAVAILABLE
     assert tokens_of(sent) == [103, 104]
     fresh = Router({"target-0": Successor(dies_after=0), "target-1": Successor()})
