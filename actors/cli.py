@@ -21,6 +21,7 @@ from cluster.cli import (
 )
 from cluster.commands.terminal import DebugOption, JsonOption, command
 from cluster.config import DEFAULT_NAMESPACE, Override, load_config, parse_override
+from cluster.errors import UserError
 
 __all__ = ["main"]
 
@@ -78,6 +79,26 @@ def down(
     from actors.commands.down import down as run
 
     run(address, namespace)
+
+
+@app.command()
+@command
+def drain(
+    replicas: Annotated[list[str] | None, typer.Argument(help="Replicas by name, such as target-0.")] = None,
+    here: Annotated[bool, typer.Option("--here", help="Those of this host: for a node that is to go.")] = False,
+    grace: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds for running requests; default: the gateway's drain_grace_s.")
+    ] = None,
+    address: AddressOption = None,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    debug: DebugOption = False,
+) -> None:
+    """Take replicas out of service: no new requests at once, running ones end within the grace period or are moved."""
+    from actors.commands.drain import drain as run
+
+    if not replicas and not here:
+        raise UserError("nothing to drain", "no replica is named", "name some, or give --here")
+    run(address, namespace, replicas or [], here=here, grace_s=grace)
 
 
 @app.command()

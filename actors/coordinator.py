@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
+from actors.names import kv_namespace
 from cluster.contract.contract import KVContract
 from cluster.contract.policy import Policy
 from cluster.control.service import serving
@@ -66,7 +67,7 @@ class Coordinator:
     def stop(self) -> None:
         """Serve no longer, and forget."""
         self._run(self._serving.aclose())
-        _internal_kv_del(_KEPT_AS, namespace=_namespace())
+        _internal_kv_del(_KEPT_AS, namespace=kv_namespace())
 
     async def _look(self) -> list[PairView]:
         # In the loop that changes them.
@@ -106,17 +107,13 @@ COORDINATOR_ACTOR: Final[Any] = ray.remote(num_cpus=0, max_restarts=-1, max_task
 
 def _read() -> list[dict[str, Any]]:
     """Empty where it died before it had begun to serve."""
-    kept = _internal_kv_get(_KEPT_AS, namespace=_namespace())
+    kept = _internal_kv_get(_KEPT_AS, namespace=kv_namespace())
     pairs: list[dict[str, Any]] = [] if kept is None else json.loads(kept)
     return pairs
 
 
 def _write(kept: list[dict[str, Any]]) -> None:
-    _internal_kv_put(_KEPT_AS, json.dumps(kept).encode(), overwrite=True, namespace=_namespace())
-
-
-def _namespace() -> bytes:
-    return f"dspark-cluster/{ray.get_runtime_context().namespace}".encode()
+    _internal_kv_put(_KEPT_AS, json.dumps(kept).encode(), overwrite=True, namespace=kv_namespace())
 
 
 def _free_port(host: str) -> int:

@@ -22,7 +22,8 @@ class DraftHealth:
 
 
 class DraftWorker:
-    """Runs in a thread of its own, so that the actor answers while it loads and serves."""
+    """Runs in a thread of its own, so that the actor answers while it loads and serves. Ray starts it again when its
+    process has ended, and it goes on by itself."""
 
     def __init__(self, config: ClusterConfig, member: MemberSettings, host: str) -> None:
         """`host` is this host's address, as the target's reaches it."""
@@ -32,10 +33,12 @@ class DraftWorker:
         self._host = host
         self._joined = threading.Event()
         self._running: asyncio.Task[None] | None = None
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            ray.get_runtime_context().current_actor.run.remote()
 
     async def run(self) -> None:
-        """Join, pair, load and serve, until its target ends. It goes on without its caller; another one waits for the
-        same end.
+        """Join, pair, load and serve, for as long as this process can. It goes on without its caller; another one waits
+        for the same end.
 
         Raises:
             UserError, ContractViolation: the pair can't start, and why; the target was told.
@@ -52,7 +55,7 @@ class DraftWorker:
         # Here, not above: they import torch.
         from cluster.engine.build import engine_settings
         from cluster.engine.pair import draft_engine_args
-        from cluster.speculation.draft_process import DraftSettings, run
+        from cluster.speculation.draft_process import DraftSettings, end, run
 
         settings = DraftSettings(
             member=self._member,
@@ -60,6 +63,7 @@ class DraftWorker:
             host=self._host,
         )
         await asyncio.to_thread(run, settings, self._joined.set)
+        end(1)  # a fresh process can serve again, and Ray starts one
 
 
-DRAFT_ACTOR: Final[Any] = ray.remote(concurrency_groups={HEALTH: 1})(DraftWorker)
+DRAFT_ACTOR: Final[Any] = ray.remote(max_restarts=-1, concurrency_groups={HEALTH: 1})(DraftWorker)

@@ -2,18 +2,22 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import ray
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
-from actors.names import GATEWAY, HEALTH
+from actors.names import GATEWAY, HEALTH, kv_namespace
 from actors.remote_engine import RemoteEngine
+from cluster.errors import UserError
 from cluster.serving import logs
 from cluster.serving.model import ServedModel
-from cluster.serving.router import Router
+from cluster.serving.router import Drained, Router
 from cluster.serving.server import GenerationServer
 from cluster.serving.settings import ServerSettings
+
+_PORT: Final = b"gateway-port"
 
 _WILDCARDS: Final = ("0.0.0.0", "[::]")
 
@@ -33,15 +37,20 @@ class GatewayHealth:
 
 
 class Gateway:
-    """Listens from `start` to `stop`."""
+    """Listens from `start` to `stop`. Ray starts it again when its process has ended, and it listens where it did."""
 
     def __init__(self, settings: ServerSettings, replicas: dict[str, tuple[Any, ServedModel]]) -> None:
         """`replicas`: by name, the handle of a TargetReplica that has started and what it serves."""
         logs.to_stderr(GATEWAY)
         self._settings = settings
         self._replicas = replicas
+        self._engines: dict[str, RemoteEngine] = {}
         self._router: Router | None = None
         self._server: GenerationServer | None = None
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            if (port := _internal_kv_get(_PORT, namespace=kv_namespace())) is not None:
+                self._settings = replace(settings, port=int(port))
+            ray.get_runtime_context().current_actor.start.remote()
 
     async def start(self) -> str:
         """The address that clients connect to.
@@ -49,14 +58,17 @@ class Gateway:
         Raises:
             UserError: it can't be listened on, or a file of TLS can't be used.
         """
-        engines = {name: RemoteEngine(handle, model) for name, (handle, model) in self._replicas.items()}
-        self._router = Router(engines)
+        engines = self._engines = {
+            name: RemoteEngine(handle, model) for name, (handle, model) in self._replicas.items()
+        }
+        self._router = Router(engines, max_moves=self._settings.max_moves)
         self._server = GenerationServer(self._router, self._settings, replica=GATEWAY)
         # A page is asked for in the thread of its server, the replicas in this loop.
         loop = asyncio.get_running_loop()
         metrics = self._server.service.requests.metrics
         metrics.federate(lambda: asyncio.run_coroutine_threadsafe(_pages(engines), loop).result())
         await self._server.start()
+        _internal_kv_put(_PORT, self._server.address.rpartition(":")[2], overwrite=True, namespace=kv_namespace())
         return self._address
 
     @ray.method(concurrency_group=HEALTH)
@@ -76,8 +88,21 @@ class Gateway:
             serving=not router.dead,
         )
 
+    @ray.method(concurrency_group=HEALTH)
+    async def replicas(self) -> dict[str, str]:
+        """The replicas' hosts, by name; an empty one where the replica hasn't answered yet."""
+        return {name: each.host for name, each in self._engines.items()}
+
+    async def drain(self, replica: str, grace_s: float | None) -> Drained:
+        """Give the replica no more requests; those that run there have `grace_s`, None for the gateway's own grace
+        period, and are then moved. Raises UserError where there is no such replica."""
+        if self._router is None or replica not in self._router.replicas:
+            raise UserError(f"replica {replica}", f"there are {', '.join(sorted(self._replicas))}", "name one of these")
+        return await self._router.drain(replica, self._settings.drain_grace_s if grace_s is None else grace_s)
+
     async def stop(self) -> None:
         """Take no more requests; those that run have the grace period."""
+        _internal_kv_del(_PORT, namespace=kv_namespace())
         if self._server is not None and self._router is not None:
             await self._server.stop()
             await self._router.close()
@@ -95,4 +120,4 @@ async def _pages(engines: Mapping[str, RemoteEngine]) -> dict[str, str | None]:
     return dict(zip(engines, answers, strict=True))
 
 
-GATEWAY_ACTOR: Final[Any] = ray.remote(num_cpus=0, concurrency_groups={HEALTH: 1})(Gateway)
+GATEWAY_ACTOR: Final[Any] = ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups={HEALTH: 1})(Gateway)

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import ray
+
 from cluster.contract.facts import Role
 
 COORDINATOR: Final = "coordinator"
@@ -14,3 +16,8 @@ HEALTH: Final = "health"
 def member_name(role: Role, index: int) -> str:
     """Of a replica's target or draft worker."""
     return f"{role}-{index}"
+
+
+def kv_namespace() -> bytes:
+    """Of what this cluster's actors keep in Ray's own key-value store, which outlives their processes."""
+    return f"dspark-cluster/{ray.get_runtime_context().namespace}".encode()

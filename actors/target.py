@@ -38,24 +38,31 @@ class ReplicaHealth:
 
 
 class TargetReplica:
-    """Its engine's own process ends with the actor's."""
+    """Its engine's own process ends with the actor's. Ray starts it again when its process has ended, and it loads by
+    itself."""
 
     def __init__(self, config: ClusterConfig, draft: RemoteDraftSettings | None) -> None:
         profile.activate()  # before anything imports torch
         self._config = config
         self._draft = draft
         self._engine: AsyncEngine | None = None
+        self._starting: asyncio.Task[AsyncEngine] | None = None
         self._running = 0
         self._requests = 0
         self._acceptance: AcceptanceFigures | None = None
+        if ray.get_runtime_context().was_current_actor_reconstructed:
+            ray.get_runtime_context().current_actor.start.remote()
 
     async def start(self) -> ServedModel:
-        """Load, and pair with the draft worker; the answer says that requests can come.
+        """Load, and pair with the draft worker; the answer says that requests can come. A second call waits for the
+        first one's end.
 
         Raises:
             UserError: the engine or the pair can't start.
         """
-        self._engine = await asyncio.to_thread(self._build)
+        if self._starting is None:
+            self._starting = asyncio.create_task(asyncio.to_thread(self._build))
+        self._engine = await asyncio.shield(self._starting)
         return self._engine.model
 
     async def prepare(self, request: Request) -> tuple[int, ...]:
@@ -132,4 +139,4 @@ class TargetReplica:
                 self._acceptance = gained if self._acceptance is None else self._acceptance + gained
 
 
-TARGET_ACTOR: Final[Any] = ray.remote(concurrency_groups={HEALTH: 1})(TargetReplica)
+TARGET_ACTOR: Final[Any] = ray.remote(max_restarts=-1, concurrency_groups={HEALTH: 1})(TargetReplica)

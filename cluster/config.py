@@ -19,7 +19,7 @@ from cluster.contract.policy import Policy
 from cluster.engine.settings import EngineOptions
 from cluster.errors import UserError
 from cluster.serving.settings import ListenSettings, ServerSettings, read_token
-from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S
+from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S, DEFAULT_STALL_LIMIT_S
 
 DEFAULT_NAMESPACE: Final = "dspark-cluster"
 
@@ -87,9 +87,15 @@ class ChannelConfig:
     kind: ChannelChoice = "auto"
     """auto: on one host cuda_ipc between GPUs and shm without, gloo between two hosts."""
     round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
+    """For rounds of a size that hasn't been seen yet, and for all through a GPU's memory."""
+    stall_limit_s: float | None = DEFAULT_STALL_LIMIT_S
+    """Beyond a round as they have been, after which the target goes on alone, until the draft has come back; None
+    waits for the deadline."""
 
     def __post_init__(self) -> None:
         _require_seconds(round_deadline_s=self.round_deadline_s)
+        if self.stall_limit_s is not None:
+            _require_seconds(stall_limit_s=self.stall_limit_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,8 @@ SEAMS = {
     "cluster/contract/vllm_names.py": "probe and contract",
     "cluster/engine/async_engine.py": "the engine that serves",
     "cluster/engine/request_drafts.py": "a request's own number of drafts",
+    "cluster/engine/draft_context.py": "which draft has the context of what a step runs",
+    "cluster/engine/target_worker.py": "the worker that asks a draft elsewhere",
     "cluster/engine/round_figures.py": "the figures of a request's rounds",
     "cluster/engine/contract_worker.py": "the worker that is held to a contract",
     "cluster/engine/gemma4_dspark.py": "a model of vLLM's that needs another name",

@@ -8,6 +8,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -86,3 +87,13 @@ class Start:
 def read_start() -> Start:
     """In the child, first of all."""
     return Start(**json.loads(sys.stdin.readline()))
+
+
+def end_with_parent() -> None:
+    """In the child, after `read_start`: end when the parent does, or stops this process, whatever it is doing."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os._exit(0)
+
+    threading.Thread(target=wait, name="dspark-parent", daemon=True).start()

@@ -62,8 +62,15 @@ class Member:
         ControlError: the peer is lost, nothing came in time, or the coordinator has gone. It names the phase.
     """
 
-    def __init__(self, settings: MemberSettings, *, vllm_version: str, engine_sizes: EngineSizes | None = None) -> None:
-        """Join. `engine_sizes` are a target's, for its draft."""
+    def __init__(
+        self,
+        settings: MemberSettings,
+        *,
+        vllm_version: str,
+        engine_sizes: EngineSizes | None = None,
+        last_epoch: int = 0,
+    ) -> None:
+        """Join. `engine_sizes` are a target's, for its draft; `last_epoch` is that of the process's last pairing."""
         self._settings = settings
         self._epoch = 0
         self._on_silent_peer: Callable[[], None] = lambda: None
@@ -78,6 +85,7 @@ class Member:
             incarnation=time.time_ns(),
             versions=Versions(protocol=PROTOCOL_VERSION, vllm=vllm_version),
             engine_sizes=engine_sizes,
+            last_epoch=last_epoch,
         )
         self._send(hello=hello)
         responses = ControlServiceStub(self._channel).Join(iter(self._outbox.get, None), wait_for_ready=True)
@@ -101,11 +109,12 @@ class Member:
         peer: Hello = joined.peer
         return peer
 
-    def agree(self, facts: SideFacts) -> KVContract:
-        """Report what this side would allocate, and wait for the contract."""
+    def agree(self, facts: SideFacts, *, held: KVContract | None = None) -> KVContract:
+        """Report what this side would allocate, and wait for the contract: `held`, if it has allocated by that."""
         if not self._epoch:
             self.meet_peer()
-        self._send(facts=Facts(epoch=self._epoch, json=facts.to_json()))
+        held_json = "" if held is None else held.to_json()
+        self._send(facts=Facts(epoch=self._epoch, json=facts.to_json(), held_contract_json=held_json))
         contract = self._wait("contract", f"the {self._peer} to load its model")
         return KVContract.from_json(contract.json)
 

@@ -28,10 +28,13 @@ from dspark.v1.control_pb2 import (
     Welcome,
 )
 
+from cluster.contract.again import negotiate_again
 from cluster.contract.agree import check_same
+from cluster.contract.contract import KVContract
 from cluster.contract.errors import ContractError, DocumentError
 from cluster.contract.facts import Role, SideFacts
 from cluster.contract.negotiate import negotiate
+from cluster.contract.policy import Policy
 from cluster.control.refusals import MEMBER_ROLES, to_refusal
 from cluster.control.settings import CoordinatorSettings
 from cluster.errors import UserError
@@ -120,6 +123,8 @@ class _Pair:
     reported: set[Role] = field(default_factory=set)
     """Who has sent what this phase waits for."""
     facts: dict[Role, SideFacts] = field(default_factory=dict)
+    held: dict[Role, KVContract] = field(default_factory=dict)
+    """What a side has allocated by already."""
     digest: str = ""
     """Of the contract, once there is one."""
 
@@ -130,8 +135,9 @@ class _Pair:
 class Coordinator:
     """The members, and the one pair that a target and a draft among them are.
 
-    A member is paired once. Whose peer is lost goes on alone, or ends; a process that is started again is another
-    incarnation and comes into another pairing, of the next epoch.
+    A member is paired once. Whose peer is lost goes on alone, and comes back as another incarnation: of the same
+    process, which has kept what it allocated, or of one that was started again. Either comes into another pairing, of
+    the next epoch, and under the contract that a side holds.
     """
 
     def __init__(self, settings: CoordinatorSettings, record: Record = NEW) -> None:
@@ -232,7 +238,7 @@ class Coordinator:
         free = {member.role: member for member in self._members.values() if member.pair is None}
         if len(free) < 2:
             return
-        self._epoch += 1
+        self._epoch = max(self._epoch, *(member.hello.last_epoch for member in free.values())) + 1
         pair = _Pair(epoch=self._epoch, members=free)
         for member in free.values():
             member.pair = pair
@@ -269,8 +275,10 @@ class Coordinator:
             if facts.role != member.role:
                 raise DocumentError("role", repr(facts.role), repr(member.role))
             pair.facts[member.role] = facts
+            if message.held_contract_json:
+                pair.held[member.role] = KVContract.from_json(message.held_contract_json)
             if self._all_reported(member, pair):
-                contract = negotiate(pair.facts["target"], pair.facts["draft"], self._settings.policy)
+                contract = _contract(pair, self._settings.policy)
                 pair.digest, self._contract = contract.digest, contract.to_json()
                 issued = Contract(epoch=pair.epoch, json=self._contract)
                 self._advance(pair, Phase.CHECKING, JoinResponse(contract=issued))
@@ -339,6 +347,23 @@ class Coordinator:
     def _take_outputs(self) -> list[Output]:
         outputs, self._outputs = self._outputs, []
         return outputs
+
+
+def _contract(pair: _Pair, policy: Policy) -> KVContract:
+    """Raises ContractError."""
+    sides = pair.facts["target"], pair.facts["draft"]
+    if not pair.held:
+        return negotiate(*sides, policy)
+    digests = {role: held.digest for role, held in pair.held.items()}
+    if len(set(digests.values())) > 1:
+        raise ContractError(
+            "contract.digest",
+            target=digests["target"],
+            draft=digests["draft"],
+            reason="each side has allocated its KV cache, under another contract",
+            remedy="start the draft's process again",
+        )
+    return negotiate_again(*sides, policy, next(iter(pair.held.values())))
 
 
 def _activity(member: _Member) -> str:

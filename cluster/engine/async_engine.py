@@ -82,7 +82,7 @@ class AsyncEngine:
             (plain,) = await self._engine.collective_rpc("round_report")
         except VLLMEngineDeadError as error:
             raise EngineDeadError("the engine has died") from error
-        return RoundReport(times=RoundTimes(**plain["times"]), epoch=plain["epoch"], lost=plain["lost"])
+        return RoundReport(**plain | {"times": RoundTimes(**plain["times"])})
 
     @property
     def vllm_engine(self) -> Any:

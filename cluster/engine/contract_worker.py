@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from cluster.contract.contract import GroupContract, KVContract
 from cluster.contract.errors import ContractViolation, Writer
-from cluster.contract.facts import ConfigWrite, Role
+from cluster.contract.facts import ConfigWrite, Role, SideFacts
 from cluster.contract.observe import Observed, observe
 from cluster.contract.phases import Phase
 from cluster.contract.read_side import BuiltSide, read_side
@@ -41,12 +41,26 @@ class ContractWorker(Worker):
             raise NotImplementedError("a contract is held by one worker so far: tensor and pipeline parallelism are 1")
         self._observed = Observed()
         self._member: Member | None = None
+        self._facts: SideFacts | None = None
         self._contract: KVContract | None = None
         self._seal: Seal | None = None
 
     def take_part(self, member: Member) -> None:
         """Negotiate through `member`, which this worker closes at its shutdown."""
         self._member = member
+
+    def pair_again(self, member: Member) -> None:
+        """Come into another pairing through `member`, with what is allocated. From any thread.
+
+        Raises:
+            ContractError, ControlError: there is no peer that fits; the other side was told.
+        """
+        assert self._facts is not None  # of the first pairing
+        self._member = member
+        with member.reporting():
+            member.agree(self._facts, held=self.contract)
+            member.accept(self.contract)
+            member.ready(self.contract)
 
     def built_side(self, specs: Mapping[str, Any], observed: Observed) -> BuiltSide:
         """This side's model, once it is loaded."""
@@ -71,7 +85,8 @@ class ContractWorker(Worker):
         """The specs, once the other side knows them: with the contract's block sizes."""
         specs = super().get_kv_cache_spec()
         with self.member.reporting():
-            self._contract = self.member.agree(read_side(self.built_side(specs, self._observed)))
+            self._facts = read_side(self.built_side(specs, self._observed))
+            self._contract = self.member.agree(self._facts)
             self._check_layers()
         sizes = {layer: group.block_size for group in self._groups for layer in group.layers}
         self.cache_config.block_size = min(sizes.values())

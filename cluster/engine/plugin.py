@@ -1,6 +1,6 @@
 """What vLLM runs of ours in every process it starts (entry point group `vllm.general_plugins`)."""
 
-from cluster.engine import request_drafts, round_figures
+from cluster.engine import draft_context, request_drafts, round_figures
 from cluster.engine.cpu import profile
 from cluster.engine.parent import follow_parent
 from cluster.engine.version import require_supported_vllm
@@ -24,3 +24,4 @@ def register() -> None:
     speculator_hook.install()
     round_figures.install()
     request_drafts.install()
+    draft_context.install()

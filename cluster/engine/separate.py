@@ -12,12 +12,13 @@ from cluster.contract.codec import to_plain
 from cluster.contract.errors import ContractViolation
 from cluster.contract.facts import Role
 from cluster.contract.policy import Policy
-from cluster.control.child_process import ChildProcess
 from cluster.control.refusals import to_error, to_refusal
 from cluster.control.settings import DEFAULT_START_TIMEOUT_S, CoordinatorSettings, MemberSettings
+from cluster.control.supervisor import SupervisedProcess
 from cluster.engine.in_process import InProcessEngine
 from cluster.engine.pair import draft_engine_args, target_engine_args
 from cluster.engine.settings import EngineSettings
+from cluster.engine.tracing import await_trace
 from cluster.errors import UserError
 from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S, RemoteDraftSettings
 
@@ -35,7 +36,7 @@ COORDINATOR_STOP_TIMEOUT_S: Final = 5.0
 
 class SeparateEngine(InProcessEngine):
     """As InProcessEngine, with two processes started before it and ended after it: the draft's, and the coordinator
-    through which the two sides agree on their KV contract."""
+    through which the two sides agree on their KV contract. One that ends is started again."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class SeparateEngine(InProcessEngine):
         policy: Policy = DEFAULT_POLICY,
         channel: ChannelKind = "shm",
         round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S,
+        stall_limit_s: float | None = None,
         start_timeout_s: float = DEFAULT_START_TIMEOUT_S,
         draft_module: str = DRAFT_MODULE,
         draft_trace: Path | None = None,
@@ -60,17 +62,20 @@ class SeparateEngine(InProcessEngine):
         self._folder = Path(tempfile.mkdtemp(prefix="dspark-pair-"))
         address = f"unix:{self._folder / 'coordinator'}"
         coordinator = CoordinatorSettings(address=address, policy=policy)
-        self._coordinator = ChildProcess("coordinator", COORDINATOR_MODULE, to_plain(coordinator))
+        self._coordinator = SupervisedProcess("coordinator", COORDINATOR_MODULE, to_plain(coordinator))
         target, draft = (
             MemberSettings(address=address, role=role, name=role, start_timeout_s=start_timeout_s) for role in ROLES
         )
+        self._draft_trace = draft_trace
         draft_settings = {
             "member": asdict(draft),
             "engine_args": draft_engine_args(settings, policy),
             "trace": None if draft_trace is None else str(draft_trace),
         }
-        self._draft = ChildProcess("draft", draft_module, draft_settings)
-        remote = RemoteDraftSettings(member=target, channel=channel, round_deadline_s=round_deadline_s)
+        self._draft = SupervisedProcess("draft", draft_module, draft_settings)
+        remote = RemoteDraftSettings(
+            member=target, channel=channel, round_deadline_s=round_deadline_s, stall_limit_s=stall_limit_s
+        )
         try:
             # From here on the coordinator knows of both, and tells either of the other's end.
             self._coordinator.await_start()
@@ -94,11 +99,13 @@ class SeparateEngine(InProcessEngine):
     def stop_draft(self) -> None:
         """End the draft's process; the target goes on without proposals. A second call does nothing."""
         self._speculator.close()
+        if self._draft_trace is not None:  # it writes it now, and then its process may end
+            await_trace(self._draft_trace, DRAFT_STOP_TIMEOUT_S)
         self._draft.stop(DRAFT_STOP_TIMEOUT_S)
 
     @property
     def draft_process(self) -> subprocess.Popen[bytes]:
-        """For those who want to know whether it lives."""
+        """The one that there is now; it may be another later."""
         return self._draft.popen
 
     @property
@@ -107,8 +114,7 @@ class SeparateEngine(InProcessEngine):
         return self._speculator
 
     def _abandon(self) -> None:
-        """The engine didn't start. A draft that knows why has said so, and ends; one that loads doesn't look yet."""
+        """The engine didn't start. A draft that knows why has said so."""
         self._coordinator.stop(COORDINATOR_STOP_TIMEOUT_S)
-        self._draft.popen.terminate()
         self._draft.stop(DRAFT_STOP_TIMEOUT_S)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -6,19 +6,25 @@ EngineArgs(worker_cls="cluster.engine.target_worker.TargetWorker",
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dspark.v1.control_pb2 import EngineSizes
+from vllm.v1.outputs import AsyncModelRunnerOutput
 
+from cluster.channel import ChannelError
 from cluster.contract.facts import Role
 from cluster.contract.observe import Observed
 from cluster.contract.read_side import BuiltSide, pairing_of
 from cluster.contract.vllm_names import resolve_kv_cache_layout
 from cluster.control.member import Member
+from cluster.control.refusals import ControlError
+from cluster.engine import draft_context
 from cluster.engine.contract_worker import ContractWorker
 from cluster.engine.version import vllm_release
-from cluster.speculation.rounds import RoundReport
 from cluster.speculation.settings import remote_draft_settings
+
+if TYPE_CHECKING:
+    from cluster.speculation.remote import PairedDraft, RemoteSpeculator
 
 
 class TargetWorker(ContractWorker):
@@ -28,13 +34,8 @@ class TargetWorker(ContractWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        settings = remote_draft_settings(self.vllm_config.additional_config)
-        sizes = EngineSizes(
-            max_num_seqs=self.scheduler_config.max_num_seqs,
-            max_num_batched_tokens=self.scheduler_config.max_num_batched_tokens,
-            max_model_len=self.model_config.max_model_len,
-        )
-        self.take_part(Member(settings.member, vllm_version=vllm_release(), engine_sizes=sizes))
+        self._last_epoch = 0
+        self.take_part(self._join())
 
     def built_side(self, specs: Mapping[str, Any], observed: Observed) -> BuiltSide:
         module = self.model_runner.get_model()
@@ -57,10 +58,63 @@ class TargetWorker(ContractWorker):
 
     def round_report(self) -> dict[str, Any]:
         """A RoundReport as plain values, which vLLM carries between its processes."""
-        speculator = self.model_runner.speculator
-        return asdict(RoundReport(times=speculator.times, epoch=self.member.epoch, lost=speculator.lost is not None))
+        return asdict(self._speculator.report)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
         with self.member.reporting():
-            self.model_runner.speculator.open_rounds(self.member, self.contract)
+            self._speculator.begin(self._speculator.open_rounds(self.member, self.contract))
+        self._speculator.keep_paired(self._pair_again)
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        self._speculator.follow(draft_context.computed_in(scheduler_output))
+        return super().execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        output = super().sample_tokens(grammar_output)
+        if isinstance(output, AsyncModelRunnerOutput):
+            return _Reporting(output, self._speculator.draft_epoch)
+        draft_context.report(output, self._speculator.draft_epoch)
+        return output
+
+    @property
+    def _speculator(self) -> "RemoteSpeculator":
+        speculator: RemoteSpeculator = self.model_runner.speculator
+        return speculator
+
+    def _join(self) -> Member:
+        settings = remote_draft_settings(self.vllm_config.additional_config)
+        sizes = EngineSizes(
+            max_num_seqs=self.scheduler_config.max_num_seqs,
+            max_num_batched_tokens=self.scheduler_config.max_num_batched_tokens,
+            max_model_len=self.model_config.max_model_len,
+        )
+        return Member(settings.member, vllm_version=vllm_release(), engine_sizes=sizes, last_epoch=self._last_epoch)
+
+    def _pair_again(self) -> "PairedDraft":
+        """In the speculator's thread, while this worker goes on alone."""
+        self._last_epoch = max(self._last_epoch, self.member.epoch)
+        self.member.close()
+        member = self._join()
+        self.pair_again(member)
+        with member.reporting():
+            draft = self._speculator.open_rounds(member, self.contract)
+        try:
+            draft.rounds.warm_up()
+        except ChannelError as error:
+            draft.rounds.close()
+            raise ControlError("the draft that came back", str(error), "look at what its process wrote last") from error
+        return draft
+
+
+class _Reporting(AsyncModelRunnerOutput):
+    """A model's output that isn't there yet, and the epoch that it is to report."""
+
+    def __init__(self, output: Any, epoch: int) -> None:
+        self._output = output
+        self._epoch = epoch
+
+    def get_output(self) -> Any:
+        output = self._output.get_output()
+        draft_context.report(output, self._epoch)
+        return output

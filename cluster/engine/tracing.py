@@ -6,12 +6,14 @@ one clock that they have on a host.
 
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 _RANGES_VARIABLE: Final = "VLLM_CUSTOM_SCOPES_FOR_PROFILING"
+_POLL_S: Final = 0.05
 _BASE: Final = "baseTimeNanoseconds"
 """What `ts`, in microseconds, counts from."""
 
@@ -41,12 +43,21 @@ def traced(path: Path | None, process: str) -> Iterator[None]:
     activities = {ProfilerActivity.CPU, ProfilerActivity.CUDA} & supported_activities()
     with profile(activities=list(activities)) as profiler:
         yield
-    profiler.export_chrome_trace(str(path))
-    trace = json.loads(path.read_bytes())
+    unfinished = path.with_name(f"{path.name}.part")
+    profiler.export_chrome_trace(str(unfinished))
+    trace = json.loads(unfinished.read_bytes())
     for event in trace["traceEvents"]:
         if event.get("name") == "process_name" and event["pid"] == os.getpid():
             event["args"]["name"] = process
-    path.write_text(json.dumps(trace), encoding="utf-8")
+    unfinished.write_text(json.dumps(trace), encoding="utf-8")
+    unfinished.rename(path)
+
+
+def await_trace(path: Path, timeout_s: float) -> None:
+    """Until another process has written it, or some time has passed: it may have none to write."""
+    end_s = time.monotonic() + timeout_s
+    while not path.exists() and time.monotonic() < end_s:
+        time.sleep(_POLL_S)
 
 
 def join_traces(parts: Sequence[Path], path: Path) -> None:

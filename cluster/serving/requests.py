@@ -24,12 +24,15 @@ from cluster.serving.validate import check_lengths, validate
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Job:
-    """A request that has its id and its place. `aborted` is set by `Requests.abort`."""
+    """A request that has its id and its place. `aborted` is set by `Requests.abort`, or by the same request again."""
 
     request: Request
     ticket: Ticket
     entered: float
+    replaces: "Job | None" = None
+    """The same request, sent before by a client that may have lost its connection."""
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def request_id(self) -> str:
@@ -91,7 +94,9 @@ class Requests:
 
     def leave(self, job: Job) -> None:
         """The job has ended, however that was. A second call does nothing."""
-        self._jobs.pop(job.request_id, None)
+        if self._jobs.get(job.request_id) is job:
+            del self._jobs[job.request_id]
+        job.left.set()
         self._left.set()
         self.admission.leave(job.ticket)
 
@@ -102,6 +107,9 @@ class Requests:
             RequestError: refused by the tokenizer or the engine, or failed in it.
             EngineDeadError: the engine has died.
         """
+        if job.replaces is not None:
+            await self._engine.abort([job.request_id])  # by its id, which this one has, too, from here on
+            await job.replaces.left.wait()
         prompt = await self._engine.prepare(job.request)
         most = check_lengths(job.request, len(prompt), self._engine.model)
         await job.ticket.admitted.wait()
@@ -131,9 +139,7 @@ class Requests:
         """End those that wait or run, and say which they were."""
         jobs = [self._jobs[each] for each in dict.fromkeys(request_ids) if each in self._jobs]
         for job in jobs:
-            job.aborted.set()
-            # One that waits ends now; `leave` knows that it never ran.
-            job.ticket.admitted.set()
+            _end(job)
         aborted = [job.request_id for job in jobs]
         if aborted:
             await self._engine.abort(aborted)
@@ -158,7 +164,8 @@ class Requests:
         requests = [replace(each, request_id=each.request_id or uuid.uuid4().hex) for each in requests]
         ids = [each.request_id for each in requests]
         for index, request_id in enumerate(ids):
-            if request_id in self._jobs or request_id in ids[:index]:
+            earlier = self._jobs.get(request_id)
+            if request_id in ids[:index] or (earlier is not None and earlier.request != requests[index]):
                 why = f"{request_id} is in use"
                 raise RequestError(grpc.StatusCode.ALREADY_EXISTS, "request_id", why)
         try:
@@ -168,8 +175,12 @@ class Requests:
             raise RequestError(status, "", str(error), retry_after_s=error.retry_after_s) from error
         now = time.monotonic()
         jobs = [
-            Job(request=request, ticket=ticket, entered=now) for request, ticket in zip(requests, tickets, strict=True)
+            Job(request=request, ticket=ticket, entered=now, replaces=self._jobs.get(request.request_id))
+            for request, ticket in zip(requests, tickets, strict=True)
         ]
+        for job in jobs:
+            if job.replaces is not None:
+                _end(job.replaces)
         self._jobs |= {job.request_id: job for job in jobs}
         for job in jobs:
             logs.event("request entered", request_id=job.request_id, choices=job.ticket.choices)
@@ -202,6 +213,12 @@ class _Answer:
         """The last response, where Abort has left choices without an end."""
         ended = [ChoiceDelta(index=index, finish_reason=FinishReason.ABORTED) for index in sorted(self.unfinished)]
         return self.response(EngineDelta(choices=tuple(ended), cached_tokens=self._usage.cached_tokens))
+
+
+def _end(job: Job) -> None:
+    """One that waits ends now; `leave` knows that it never ran."""
+    job.aborted.set()
+    job.ticket.admitted.set()
 
 
 def _choices(request: Request) -> int:

@@ -27,4 +27,5 @@ class RoundCollector(Collector):
         sent.add_metric(["to_target"], times.reply_bytes)
         yield sent
         yield GaugeMetricFamily("dspark_draft_lost", "Whether the target goes on alone.", float(self._report.lost))
+        yield CounterMetricFamily("dspark_draft_losses", "Drafts that were lost.", self._report.losses)
         yield GaugeMetricFamily("dspark_pairing_epoch", "Epoch of the pair.", self._report.epoch)

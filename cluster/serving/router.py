@@ -3,32 +3,83 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
 
+from cluster.serving import logs
 from cluster.serving.engine import EngineDeadError, EngineDelta, GenerationEngine
+from cluster.serving.errors import unavailable
 from cluster.serving.model import ServedModel
-from cluster.serving.types import Request
+from cluster.serving.moving import Progress
+from cluster.serving.settings import DEFAULT_MAX_MOVES
+from cluster.serving.types import FinishReason, Request
+
+_DRAIN_POLL_S: Final = 0.02
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Stream:
+    """A request while one replica runs it."""
+
+    request_id: str
+    choices: int
+    is_evicted: bool = False
+    """It is to go on elsewhere."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Replica:
+    name: str
+    engine: GenerationEngine
+    streams: set[_Stream] = field(default_factory=set)
+    draining: bool = False
+
+    @property
+    def running(self) -> int:
+        return sum(stream.choices for stream in self.streams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """How the requests of a drained replica ended: there, or elsewhere."""
+
+    finished: int
+    moved: int
 
 
 class Router:
-    """A `GenerationEngine`: each request goes to the living replica that runs the fewest choices."""
+    """A `GenerationEngine`: each request goes to the living replica that runs the fewest choices, and from one that is
+    lost or drained to the next."""
 
-    def __init__(self, replicas: Mapping[str, GenerationEngine]) -> None:
+    def __init__(self, replicas: Mapping[str, GenerationEngine], *, max_moves: int = DEFAULT_MAX_MOVES) -> None:
         """`replicas` by name, one at least; all serve the same model."""
-        self._replicas = dict(replicas)
-        self._running = dict.fromkeys(replicas, 0)
+        self._replicas = {name: _Replica(name=name, engine=engine) for name, engine in replicas.items()}
+        self._max_moves = max_moves
+        self._aborted: set[str] = set()
+        self._moves = 0
 
     @property
     def replicas(self) -> Mapping[str, GenerationEngine]:
-        return self._replicas
+        return {name: replica.engine for name, replica in self._replicas.items()}
 
     @property
     def running(self) -> Mapping[str, int]:
         """Choices that run, by replica."""
-        return self._running
+        return {name: replica.running for name, replica in self._replicas.items()}
+
+    @property
+    def draining(self) -> set[str]:
+        """The replicas that get no more requests."""
+        return {name for name, replica in self._replicas.items() if replica.draining}
+
+    @property
+    def moves(self) -> int:
+        """Requests that went from one replica to another, so far."""
+        return self._moves
 
     @property
     def model(self) -> ServedModel:
-        return next(iter(self._replicas.values())).model
+        return next(iter(self._replicas.values())).engine.model
 
     @property
     def dead(self) -> bool:
@@ -37,36 +88,109 @@ class Router:
     @property
     def kv_cache_usage(self) -> float:
         """Of the fullest replica."""
-        return max(replica.kv_cache_usage for replica in self._replicas.values())
+        return max(replica.engine.kv_cache_usage for replica in self._replicas.values())
 
     async def prepare(self, request: Request) -> tuple[int, ...]:
-        return await self._replicas[self._choose()].prepare(request)
+        tried: set[str] = set()
+        while True:
+            replica = self._choose(tried)
+            try:
+                return await replica.engine.prepare(request)
+            except EngineDeadError:
+                tried.add(replica.name)
 
     async def generate(
         self, request_id: str, request: Request, prompt_token_ids: tuple[int, ...], max_tokens: int
     ) -> AsyncGenerator[EngineDelta, None]:
-        name, choices = self._choose(), request.sampling.n or 1
-        self._running[name] += choices
+        """As of a GenerationEngine. Raises RequestError (UNAVAILABLE), too, where a replica is lost and the request
+        can't go on elsewhere exactly as it would have; what was sent stands."""
+        progress = Progress(request, prompt_token_ids, max_tokens)
+        left: set[str] = set()
         try:
-            deltas = self._replicas[name].generate(request_id, request, prompt_token_ids, max_tokens)
-            async with aclosing(deltas):
-                async for delta in deltas:
-                    yield delta
+            while True:
+                replica = self._choose(left)
+                stream = _Stream(request_id=request_id, choices=request.sampling.n or 1)
+                async with aclosing(self._run(replica, stream, progress)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+                if not stream.is_evicted:
+                    return
+                left.add(replica.name)
+                self._check_move(request_id, progress, replica, moves=len(left))
         finally:
-            self._running[name] -= choices
+            self._aborted.discard(request_id)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         ids = list(request_ids)
-        await asyncio.gather(*(self._replicas[name].abort(ids) for name in self._living()))
+        running = {stream.request_id for replica in self._replicas.values() for stream in replica.streams}
+        self._aborted |= running.intersection(ids)
+        await asyncio.gather(*(self._abort(replica, ids) for replica in self._replicas.values()))
+
+    async def drain(self, name: str, grace_s: float) -> Drained:
+        """Give the replica no more requests, from now on; those that run there have `grace_s` to end, then are moved.
+        Returns when it runs none."""
+        replica = self._replicas[name]
+        replica.draining = True
+        streams = set(replica.streams)
+        logs.event("replica draining", target=name, running=len(streams))
+        deadline_s = asyncio.get_running_loop().time() + grace_s
+        while replica.streams and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        moved = set(replica.streams)
+        for stream in moved:
+            stream.is_evicted = True
+        await self._abort(replica, [stream.request_id for stream in moved])
+        while replica.streams:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        logs.event("replica drained", target=name, moved=len(moved))
+        return Drained(finished=len(streams - moved), moved=len(moved))
 
     async def close(self) -> None:
-        await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
+        await asyncio.gather(*(replica.engine.close() for replica in self._replicas.values()))
 
-    def _choose(self) -> str:
+    async def _run(self, replica: _Replica, stream: _Stream, progress: Progress) -> AsyncGenerator[EngineDelta, None]:
+        """What one replica adds. The stream is evicted afterwards, if the request hasn't ended there."""
+        request, prompt, most = progress.rest()
+        replica.streams.add(stream)
+        try:
+            async with aclosing(replica.engine.generate(stream.request_id, request, prompt, most)) as deltas:
+                async for delta in deltas:
+                    if stream.is_evicted and _was_aborted(delta) and stream.request_id not in self._aborted:
+                        return
+                    yield progress.add(delta)
+            stream.is_evicted = False  # it came to its end first
+        except EngineDeadError:
+            stream.is_evicted = True
+        finally:
+            replica.streams.discard(stream)
+
+    def _check_move(self, request_id: str, progress: Progress, replica: _Replica, *, moves: int) -> None:
+        sent = f"{replica.name}, which ran the request, has ended after {progress.num_tokens} tokens"
+        if (why := progress.why_not()) is not None:
+            raise unavailable(f"{sent}, and it can't go on elsewhere: {why}")
+        if moves > self._max_moves:
+            raise unavailable(f"{sent}, and it has been moved {self._max_moves} times")
+        self._moves += 1
+        logs.event("request moved", request_id=request_id, away_from=replica.name, tokens=progress.num_tokens)
+
+    async def _abort(self, replica: _Replica, request_ids: list[str]) -> None:
+        if not replica.engine.dead:
+            try:
+                await replica.engine.abort(request_ids)
+            except EngineDeadError:
+                return  # and so they have ended
+
+    def _choose(self, avoided: Iterable[str] = ()) -> _Replica:
         living = self._living()
         if not living:
             raise EngineDeadError("every replica has died")
-        return min(living, key=self._running.__getitem__)
+        # One that was lost and is there again is better than none.
+        fresh = [replica for replica in living if replica.name not in set(avoided)]
+        return min(fresh or living, key=lambda replica: replica.running)
 
-    def _living(self) -> list[str]:
-        return [name for name, replica in self._replicas.items() if not replica.dead]
+    def _living(self) -> list[_Replica]:
+        return [replica for replica in self._replicas.values() if not replica.engine.dead and not replica.draining]
+
+
+def _was_aborted(delta: EngineDelta) -> bool:
+    return any(choice.finish_reason is FinishReason.ABORTED for choice in delta.choices)

@@ -52,6 +52,7 @@ class GenerationServer:
         self._port = 0
         self._metrics: WSGIServer | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._died = asyncio.Event()
 
     @property
     def service(self) -> GenerationService:
@@ -81,20 +82,19 @@ class GenerationServer:
 
     async def wait_until_dead(self) -> None:
         """Return when the engine has died."""
-        assert self._watching is not None  # started
-        await asyncio.shield(self._watching)
+        await self._died.wait()
 
     async def stop(self) -> None:
         """Not ready first, so that nobody is sent here; then no new requests; then the last ones end or are cut off."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watching
         await self._set_ready(False)
         logs.event("draining")
         await self._service.requests.drain(0.0 if self._engine.dead else self._settings.drain_grace_s)
         # Not the whole grace: watches of the health service end with the server alone.
         await self._server.stop(_LAST_ANSWERS_S)
-        if self._watching is not None:
-            self._watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watching
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.shutdown)
             self._metrics.server_close()
@@ -111,10 +111,16 @@ class GenerationServer:
             raise UserError(f"address {wanted}", "it can't be listened on", "choose another host or port") from error
 
     async def _watch_engine(self) -> None:
-        while not self._engine.dead:
+        """Ready while the engine lives: a cluster's replicas may come back."""
+        ready = True
+        while True:
+            if self._engine.dead is ready:
+                ready = not ready
+                await self._set_ready(ready)
+                logs.event("engine is back" if ready else "engine died")
+                if not ready:
+                    self._died.set()
             await asyncio.sleep(ENGINE_CHECK_PERIOD_S)
-        await self._set_ready(False)
-        logs.event("engine died")
 
     async def _set_ready(self, ready: bool) -> None:
         serving = health_pb2.HealthCheckResponse.ServingStatus.Value("SERVING" if ready else "NOT_SERVING")

@@ -102,16 +102,22 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         if isinstance(self._engine, Router):
             # Those that wait do so here, for whichever replica is free first.
             running = self._engine.running
-            each = [self._describe(name, one, running[name]) for name, one in self._engine.replicas.items()]
+            draining = self._engine.draining
+            each = [
+                self._describe(name, one, running[name], draining=name in draining)
+                for name, one in self._engine.replicas.items()
+            ]
         else:
             each = [self._describe(self._replica, self._engine, admission.running, admission.queued)]
         return pb.GetClusterInfoResponse(replicas=each)
 
-    def _describe(self, name: str, engine: GenerationEngine, running: int, queued: int = 0) -> pb.Replica:
+    def _describe(
+        self, name: str, engine: GenerationEngine, running: int, queued: int = 0, *, draining: bool = False
+    ) -> pb.Replica:
         if engine.dead:
             state = pb.REPLICA_STATE_DEAD
         else:
-            state = pb.REPLICA_STATE_DRAINING if self.requests.draining else pb.REPLICA_STATE_READY
+            state = pb.REPLICA_STATE_DRAINING if draining or self.requests.draining else pb.REPLICA_STATE_READY
         return pb.Replica(name=name, state=state, running=running, queued=queued, kv_cache_usage=engine.kv_cache_usage)
 
     @asynccontextmanager

@@ -11,6 +11,9 @@ from cluster.serving.limits import Limits
 DEFAULT_PORT: Final = 50051
 """gRPC's customary port."""
 
+DEFAULT_MAX_MOVES: Final = 3
+"""A request that ends every replica it comes to mustn't come to all of them."""
+
 DRAIN_GRACE_S: Final = 30.0
 """A pod has 30 s between the signal to stop and its end, by Kubernetes' default."""
 
@@ -34,6 +37,8 @@ class ListenSettings:
     metrics_port: int | None = None
     tls: TlsSettings | None = None
     drain_grace_s: float = DRAIN_GRACE_S
+    max_moves: int = DEFAULT_MAX_MOVES
+    """Of one request, from replicas that are lost or drained."""
     limits: Limits = field(default_factory=Limits)
 
     @property

@@ -1,25 +1,38 @@
 """The draft's process: `python -m cluster.speculation.draft_process`, started by `ChildProcess` with DraftSettings.
 
-It ends when its target ends.
+It ends when the process that started it ends.
 """
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
+from dspark.v1.control_pb2 import EngineSizes
+
+from cluster.channel import Channel
+from cluster.channel.device import DeviceChannel
 from cluster.contract.errors import ContractViolation
-from cluster.control.child_process import read_start
+from cluster.control.child_process import end_with_parent, read_start
 from cluster.control.member import Member
+from cluster.control.refusals import ControlError
 from cluster.control.settings import MemberSettings
 from cluster.engine.cpu import profile
 from cluster.engine.tracing import traced
 from cluster.engine.version import require_supported_vllm, vllm_release
 from cluster.errors import UserError
+from cluster.speculation.messages import MessageCodec
 from cluster.speculation.pairing import open_rounds
 from cluster.speculation.settings import LOOPBACK
+
+if TYPE_CHECKING:
+    from cluster.speculation.hosted import HostedSpeculator
+
+PAUSE_S: Final = 0.05
+"""Before it joins again: what ended the rounds may be there still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,32 +54,68 @@ class DraftSettings:
 
 
 def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
-    """Join, pair with the target, load, serve until it ends. `joined` is called when the coordinator has this process.
+    """Join, pair with the target, load, serve; and then again, with what is loaded and allocated, whatever ended the
+    rounds. `joined` is called when the coordinator has this process.
+
+    Returns where only a fresh process can serve again: a later target needs another contract, or the stream waits for
+    device memory of a lost target.
 
     Raises:
         UserError, ContractViolation: the pair can't start; the target was told.
     """
     require_supported_vllm()
     say = _speaker(settings.member.name)
-    with Member(settings.member, vllm_version=vllm_release()) as member, member.reporting():
-        joined()
-        say("waits for its target")
-        sizes = member.meet_peer().engine_sizes
-        say("loads its weights")
-        # Here, not above: vLLM takes half a minute to import, and a process is to be known before that.
-        from cluster.speculation.draft_rounds import serve_rounds
-        from cluster.speculation.hosted import HostedSpeculator
+    hosted: HostedSpeculator | None = None
+    last_epoch, serves_again = 0, False
+    while True:
+        try:
+            with Member(settings.member, vllm_version=vllm_release(), last_epoch=last_epoch) as member:
+                if hosted is None:
+                    joined()
+                with member.reporting():
+                    say("waits for its target")
+                    sizes = member.meet_peer().engine_sizes
+                    last_epoch = member.epoch
+                    if hosted is None:
+                        say("loads its weights")
+                        hosted = _load(settings, sizes)
+                        say("negotiates")
+                        contract = hosted.allocate(member)
+                        hosted.capture()
+                    else:
+                        contract = hosted.pair_again(member)
+                    channel, codec = open_rounds(member, contract, hosted.table_widths, host=settings.host)
+                    serves_again = not isinstance(channel, DeviceChannel)
+                    say(f"serves rounds of epoch {member.epoch} under contract {contract.digest[:16]}")
+                    say(f"stops serving: {_serve(settings, hosted, channel, codec, epoch=member.epoch)}")
+        except ControlError as error:
+            if not serves_again:
+                raise
+            say(f"has no target: {error}")
+        except (UserError, ContractViolation) as error:
+            if not serves_again:
+                raise
+            say(f"can't serve this target: {error}")
+            return
+        if not serves_again:
+            return
+        time.sleep(PAUSE_S)
 
-        hosted = HostedSpeculator(settings.engine_args, sizes)
-        say("negotiates")
-        contract = hosted.allocate(member)
-        hosted.capture()
-        channel, codec = open_rounds(member, contract, hosted.table_widths, host=settings.host)
-        with channel:
-            say(f"serves rounds of epoch {member.epoch} under contract {contract.digest[:16]}")
-            with traced(None if settings.trace is None else Path(settings.trace), settings.member.name):
-                reason = serve_rounds(hosted, channel, codec, epoch=member.epoch)
-            say(f"stops: {reason}")
+
+def _load(settings: DraftSettings, sizes: EngineSizes) -> "HostedSpeculator":
+    # Here, not above: vLLM takes half a minute to import, and a process is to be known before that.
+    from cluster.speculation.hosted import HostedSpeculator
+
+    return HostedSpeculator(settings.engine_args, sizes)
+
+
+def _serve(
+    settings: DraftSettings, hosted: "HostedSpeculator", channel: Channel, codec: MessageCodec, *, epoch: int
+) -> str:
+    from cluster.speculation.draft_rounds import serve_rounds
+
+    with channel, traced(None if settings.trace is None else Path(settings.trace), settings.member.name):
+        return serve_rounds(hosted, channel, codec, epoch=epoch)
 
 
 def _speaker(name: str) -> Callable[[str], None]:
@@ -78,6 +127,7 @@ def _speaker(name: str) -> Callable[[str], None]:
 
 def main() -> int:
     start = read_start()
+    end_with_parent()
     settings = DraftSettings.from_plain(start.settings)
     profile.activate()
     try:

@@ -132,6 +132,13 @@ def allocate(executor: Any, member: Member) -> KVContract:
     return contract
 
 
+def pair_again(executor: Any, member: Member) -> KVContract:
+    """Another pairing of a draft that has its KV pool."""
+    draft_worker: DraftWorker = executor.driver_worker.worker
+    draft_worker.pair_again(member)
+    return draft_worker.contract
+
+
 def runner_of(executor: Any) -> Any:
     """The model runner, with `speculator`, `block_tables` and `kv_cache_config`."""
     return executor.driver_worker.worker.model_runner

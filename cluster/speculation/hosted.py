@@ -42,6 +42,15 @@ class HostedSpeculator:
         self._tables = tables_to_follow(contract, draft_seam.layers_by_group(self._runner))
         return contract
 
+    def pair_again(self, member: Member) -> KVContract:
+        """Come into another pairing, with what is loaded and allocated. The KV cache keeps what is in it, which no
+        request of the new epoch reads.
+
+        Raises:
+            ContractError, ControlError: the target would need another contract, or is lost again.
+        """
+        return draft_seam.pair_again(self._executor, member)
+
     @property
     def table_widths(self) -> tuple[int, ...]:
         """Columns of the block tables, one for each that the target sends."""

@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,20 +18,31 @@ from cluster.speculation import target_seam
 from cluster.speculation.families import FAMILIES
 from cluster.speculation.handshake import tables_to_send
 from cluster.speculation.messages import MessageError
+from cluster.speculation.pace import Pace
 from cluster.speculation.pairing import offer_rounds
+from cluster.speculation.rejoin import Rejoin
 from cluster.speculation.round import Round
-from cluster.speculation.rounds import RoundTimes
+from cluster.speculation.rounds import RoundReport, RoundTimes
 from cluster.speculation.settings import remote_draft_settings
 from cluster.speculation.target_rounds import TargetRounds, target_rounds
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedDraft:
+    """One incarnation of the draft, which answers rounds."""
+
+    epoch: int
+    rounds: TargetRounds
+
+
 class RemoteSpeculator(target_seam.DraftModelSpeculator):
     """Ships `propose`'s arguments and returns the answer. Of the draft it holds nothing but `fc`, and no KV cache.
 
-    From the first trouble with the draft on, no round has a proposal, and the target goes on alone: trouble is said
-    in the log, and never raised into the engine. No proposal means that every draft is the last known token. -1, by
+    From the first trouble with a draft on, no round has a proposal, and the target goes on alone, until `keep_paired`
+    has found another one, or the same again, and the engine has come to its epoch (`follow`): trouble is said in the
+    log, and never raised into the engine. No proposal means that every draft is the last known token. -1, by
     which the rejection sampler knows an invalid draft, would be looked up in the target's embedding first
     (`combine_sampled_and_draft_tokens`); and any token is exact where a draft is a token without probabilities.
     """
@@ -38,26 +51,67 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         super().__init__(vllm_config, device)
         self._check_supported()
         self._family = FAMILIES[self.method]
+        self._settings = remote_draft_settings(vllm_config.additional_config)
         self.attn_groups: list[Any] = []  # the runner asks for the draft's: there are none here
-        self._rounds: TargetRounds | None = None
+        self._draft: PairedDraft | None = None
+        self._next: PairedDraft | None = None
+        self._last_epoch = 0
+        self._rejoin: Rejoin[PairedDraft, PairedDraft] | None = None
         self._times = RoundTimes()
+        self._pace = Pace(deadline_s=self._settings.round_deadline_s, stall_limit_s=self._settings.stall_limit_s)
         self._lost: str | None = None
+        self._losses = 0
 
     @property
     def lost(self) -> str | None:
-        """Why there are no proposals any more, or None while there are."""
+        """Why there are no proposals now, or None while there are."""
         return self._lost
 
     @property
+    def draft_epoch(self) -> int:
+        """Of the draft that answers, or would in a step of its epoch; 0 while there is none."""
+        draft = self._next or self._draft
+        return 0 if draft is None else draft.epoch
+
+    @property
+    def report(self) -> RoundReport:
+        """How this target stands with its draft."""
+        return RoundReport(times=self._times, epoch=self._last_epoch, lost=self._lost is not None, losses=self._losses)
+
+    @property
     def times(self) -> RoundTimes:
-        """What the rounds so far took."""
+        """What the rounds so far took, with all drafts."""
         return self._times
 
+    def begin(self, draft: PairedDraft) -> None:
+        """The first one, before any step."""
+        self._draft = draft
+        self._last_epoch = draft.epoch
+
+    def keep_paired(self, pair_again: Callable[[], PairedDraft]) -> None:
+        """Whenever a draft is lost, let `pair_again` find another one, in a thread of its own."""
+        self._rejoin = Rejoin(end=lambda old: old.rounds.close(), pair_again=pair_again, offer=self._offer)
+
+    def follow(self, computed_in: int | None) -> None:
+        """Before a step: in which draft's epoch its requests were computed; None for whichever was the first."""
+        if self._next is None or computed_in != self._next.epoch:
+            return
+        if self._draft is not None:  # it was lost, but no round has shown it yet
+            self._retire(self._draft)
+        self._draft, self._next = self._next, None
+        self._last_epoch = self._draft.epoch
+        self._lost = None
+        log.warning("speculation resumes, in epoch %d", self._last_epoch)
+
     def close(self) -> None:
-        """End the pair: the draft's process stops, and further rounds have no proposal."""
-        if self._rounds is not None:
-            self._rounds.close()
-            self._rounds = None
+        """End the pair for good: further rounds have no proposal."""
+        if self._rejoin is not None:
+            self._rejoin.stop()
+            self._rejoin = None
+        for draft in (self._draft, self._next):
+            if draft is not None:
+                draft.rounds.close()
+        self._draft = self._next = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
         if not self._family.reads_states:
@@ -76,7 +130,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._block_tables = block_tables
         self._layers_by_group = [group.layer_names for group in kv_cache_config.kv_cache_groups]
 
-    def open_rounds(self, member: Member, contract: KVContract) -> None:
+    def open_rounds(self, member: Member, contract: KVContract) -> PairedDraft:
         """Open the channel to the draft. For the target's worker, once both sides hold what the contract says.
 
         Raises:
@@ -89,13 +143,12 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
             num_prefill_lookahead=max(1, self.vllm_config.num_prefill_lookahead_tokens),
             with_input_ids=self._family.reads_input_ids,
         )
-        settings = remote_draft_settings(self.vllm_config.additional_config)
-        channel, codec = offer_rounds(settings, member, contract, options)
-        self._rounds = target_rounds(
-            channel, codec, epoch=member.epoch, deadline_s=settings.round_deadline_s, device=self.device
+        channel, codec = offer_rounds(self._settings, member, contract, options)
+        rounds = target_rounds(
+            channel, codec, epoch=member.epoch, pace=self._pace, device=self.device, times=self._times
         )
-        member.on_silent_peer(self._rounds.abort)
-        self._times = self._rounds.times
+        member.on_silent_peer(rounds.abort)
+        return PairedDraft(epoch=member.epoch, rounds=rounds)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Nothing here is captured."""
@@ -127,7 +180,8 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         drafts = self.draft_tokens[: input_batch.num_reqs]
         if dummy_run or is_profile:
             return drafts.zero_()
-        if self._rounds is None:
+        draft = self._draft
+        if draft is None:
             return drafts.copy_(last_sampled[input_batch.idx_mapping])
         T, B = input_batch.num_tokens, input_batch.num_reqs
         K = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
@@ -152,9 +206,9 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         tables = self._block_tables.input_block_tables
         try:
             with range_of("round"):
-                self._rounds.propose(round, [tables[i][:B] for i in self._tables], drafts)
+                draft.rounds.propose(round, [tables[i][:B] for i in self._tables], drafts)
         except (ChannelError, MessageError) as error:
-            self._lose(error)
+            self._lose(draft, error)
             round.propose_last(drafts)
         return drafts
 
@@ -168,11 +222,23 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._times.fuse += time.perf_counter() - begun
         return states
 
-    def _lose(self, error: Exception) -> None:
-        """The draft's KV cache misses this round now: it can't serve a later one."""
+    def _lose(self, draft: PairedDraft, error: Exception) -> None:
+        """The draft's KV cache misses this round now: it can't serve a later one in this epoch."""
         log.warning("the draft is lost, the target goes on without proposals: %s", error)
         self._lost = str(error)
-        self.close()
+        self._losses += 1
+        self._draft = None
+        self._retire(draft)
+
+    def _retire(self, draft: PairedDraft) -> None:
+        if self._rejoin is None:
+            draft.rounds.close()
+            return
+        draft.rounds.abort()  # now, as far as both sides see; what takes time is the thread's
+        self._rejoin.lost(draft)
+
+    def _offer(self, draft: PairedDraft) -> None:
+        self._next = draft
 
     def _check_supported(self) -> None:
         if self.method not in FAMILIES:

@@ -4,7 +4,17 @@ import time
 from dataclasses import dataclass, fields
 
 from cluster.channel import Channel
-from cluster.speculation.messages import MessageCodec, NoProposal, ProposeReply, ProposeRequest
+from cluster.speculation.messages import (
+    AwaitedReply,
+    MessageCodec,
+    MessageError,
+    NoProposal,
+    NoProposalReason,
+    ProposeReply,
+    ProposeRequest,
+)
+from cluster.speculation.pace import Pace
+from cluster.speculation.warm_up import warm_up_requests
 
 
 @dataclass(slots=True)
@@ -45,22 +55,26 @@ class RoundReport:
 
     times: RoundTimes
     epoch: int
+    """Of the last draft that there was."""
     lost: bool
+    losses: int
+    """So far."""
 
 
 class DraftClient:
     """One round at a time, in order: the draft must not write for a block's last owner after its next one began."""
 
-    def __init__(self, channel: Channel, codec: MessageCodec, *, epoch: int, deadline_s: float) -> None:
-        """`deadline_s`: seconds that a round may take, from its request's encoding to its answer."""
-        self.times = RoundTimes()
+    def __init__(self, channel: Channel, codec: MessageCodec, *, epoch: int, pace: Pace, times: RoundTimes) -> None:
+        """`pace` says how long a round may take, from its request's encoding to its answer; it and `times` go on from
+        one draft to the next."""
+        self.times = times
         self._channel = channel
         self._codec = codec
         self._epoch = epoch
-        self._deadline_s = deadline_s
+        self._pace = pace
         self._step = 0
         self._request = codec.encoder(memoryview(bytearray(codec.max_encoded_bytes)))
-        self._answer = memoryview(bytearray(codec.max_encoded_bytes))
+        self._answer_buffer = memoryview(bytearray(codec.max_encoded_bytes))
 
     def propose(self, request: ProposeRequest) -> ProposeReply | NoProposal:
         """The draft's answer to this round, whose epoch and step are filled in here.
@@ -69,19 +83,17 @@ class DraftClient:
 
         Raises:
             ChannelError: the draft is gone, or hasn't answered within the deadline.
-            MessageError: the round doesn't fit the agreed sizes, or what came is no answer to it.
+            MessageError: the round doesn't fit the agreed sizes.
         """
         self._step += 1
-        deadline_s = time.monotonic() + self._deadline_s
+        deadline_s = time.monotonic() + self._pace.allowed_s(request.num_tokens)
         begun_s = time.perf_counter()
         request.epoch, request.step = self._epoch, self._step
         encoded = self._request.encode(request)
         encoded_s = time.perf_counter()
         self._channel.send([encoded], deadline_s)
-        awaited = self._codec.awaited_reply(request, self._answer)
-        answer_bytes = self._channel.recv(self._answer, deadline_s)
-        received_s = time.perf_counter()
-        answer = awaited.read(answer_bytes)
+        awaited = self._codec.awaited_reply(request, self._answer_buffer)
+        answer, answer_bytes, received_s = self._answer(awaited, deadline_s)
         decoded_s = time.perf_counter()
         times = self.times
         times.rounds += 1
@@ -92,7 +104,46 @@ class DraftClient:
         times.reply_bytes += answer_bytes
         if isinstance(answer, ProposeReply):
             times.draft += answer.draft_time_us / 1e6
+            self._pace.took(request.num_tokens, received_s - begun_s)
         return answer
+
+    def warm_up(self) -> None:
+        """Rounds that no request depends on; their times are nobody's.
+
+        Raises:
+            ChannelError: as of `propose`.
+        """
+        times, self.times = self.times, RoundTimes()
+        for request in warm_up_requests(self._codec.sizes):
+            self.propose(request)
+        self.times = times
+
+    def _answer(self, awaited: AwaitedReply, deadline_s: float) -> tuple[ProposeReply | NoProposal, int, float]:
+        """The answer to this step, its bytes, and when it came. What answers an earlier one is late, and dropped; what
+        can't be read is no proposal."""
+        while True:
+            num_bytes = self._channel.recv(self._answer_buffer, deadline_s)
+            received_s = time.perf_counter()
+            answer = awaited.read(num_bytes)
+            if answer is not None:
+                return answer, num_bytes, received_s
+            try:
+                other = self._codec.decode(self._answer_buffer[:num_bytes])
+            except MessageError as error:
+                if error.reason is NoProposalReason.WRONG_DIGEST:
+                    raise  # not a byte that was changed, but a peer under another contract
+                return self._none(error.reason), num_bytes, received_s
+            if isinstance(other, ProposeReply | NoProposal) and self._is_due(other):
+                fits = isinstance(other, NoProposal) or awaited.has_its_shape(other)
+                return other if fits else self._none(NoProposalReason.DECODE_ERROR), num_bytes, received_s
+
+    def _none(self, reason: NoProposalReason) -> NoProposal:
+        return NoProposal(epoch=self._epoch, step=self._step, reason=reason)
+
+    def _is_due(self, answer: ProposeReply | NoProposal) -> bool:
+        if (answer.epoch, answer.step) == (self._epoch, self._step):
+            return True
+        return isinstance(answer, NoProposal) and answer.step == 0  # the draft couldn't read the round's header
 
     def abort(self) -> None:
         """End the round that is waited for, from any thread; there is no other after it."""

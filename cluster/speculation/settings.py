@@ -15,6 +15,10 @@ DEFAULT_ROUND_DEADLINE_S: Final = 30.0
 """A draft's first rounds compile its kernels, and a CPU's interpreter takes seconds for a long prompt."""
 
 
+DEFAULT_STALL_LIMIT_S: Final = 0.15
+"""A request shall stand still for 200 ms beyond its step at most, and a machine's own hiccups are part of that."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteDraftSettings:
     """The value under REMOTE_DRAFT. `member` is what the target is to its coordinator."""
@@ -24,6 +28,8 @@ class RemoteDraftSettings:
     host: str = LOOPBACK
     """This host's address, as the draft's reaches it."""
     round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
+    stall_limit_s: float | None = None
+    """Beyond a round as they have been, after which the target goes on alone; None waits for the deadline."""
 
     def to_additional_config(self) -> dict[str, Any]:
         """For vLLM's `additional_config`."""

@@ -21,6 +21,7 @@ from cluster.speculation.messages import (
     max_notice_bytes,
     reply_section,
 )
+from cluster.speculation.pace import Pace
 from cluster.speculation.round import Round
 from cluster.speculation.rounds import DraftClient, RoundTimes
 from cluster.speculation.watch import Watchdog
@@ -44,6 +45,14 @@ class TargetRounds(ABC):
         """
 
     @abstractmethod
+    def warm_up(self) -> None:
+        """Before any round: let the draft show that it answers. From any thread.
+
+        Raises:
+            ChannelError: it doesn't.
+        """
+
+    @abstractmethod
     def abort(self) -> None:
         """End the round that is waited for, from any thread; there is no other after it."""
 
@@ -64,6 +73,9 @@ class MessageRounds(TargetRounds):
         if isinstance(answer, ProposeReply):
             drafts[:, : round.num_speculative_tokens].copy_(torch.from_numpy(answer.draft_token_ids))
 
+    def warm_up(self) -> None:
+        self._client.warm_up()
+
     def abort(self) -> None:
         self._client.abort()
 
@@ -78,9 +90,16 @@ class DeviceRounds(TargetRounds):
     """
 
     def __init__(
-        self, channel: DeviceChannel, codec: MessageCodec, *, epoch: int, deadline_s: float, device: torch.device
+        self,
+        channel: DeviceChannel,
+        codec: MessageCodec,
+        *,
+        epoch: int,
+        deadline_s: float,
+        device: torch.device,
+        times: RoundTimes,
     ) -> None:
-        self.times = RoundTimes()
+        self.times = times
         self._channel = channel
         self._codec = codec
         self._epoch = epoch
@@ -117,6 +136,9 @@ class DeviceRounds(TargetRounds):
         self.times.rounds += 1
         self.times.request_bytes += len(notice) + sum(copy.num_bytes for copy in copies)
         self.times.reply_bytes += drafts.nbytes
+
+    def warm_up(self) -> None:
+        """Nothing: the draft has captured its graphs before it opened the channel."""
 
     def abort(self) -> None:
         self._watchdog.lose(ChannelClosed("this side closed the channel"))
@@ -161,12 +183,13 @@ class DeviceRounds(TargetRounds):
 
 
 def target_rounds(
-    channel: Channel, codec: MessageCodec, *, epoch: int, deadline_s: float, device: torch.device
+    channel: Channel, codec: MessageCodec, *, epoch: int, pace: Pace, device: torch.device, times: RoundTimes
 ) -> TargetRounds:
-    """`deadline_s`: seconds that a round may take, from when it is sent to its answer."""
+    """`pace` says how long a round may take, from when it is sent to its answer; `times` are added to."""
     if isinstance(channel, DeviceChannel):
-        return DeviceRounds(channel, codec, epoch=epoch, deadline_s=deadline_s, device=device)
-    return MessageRounds(DraftClient(channel, codec, epoch=epoch, deadline_s=deadline_s))
+        # Nobody here waits for an answer, so nobody learns a pace.
+        return DeviceRounds(channel, codec, epoch=epoch, deadline_s=pace.deadline_s, device=device, times=times)
+    return MessageRounds(DraftClient(channel, codec, epoch=epoch, pace=pace, times=times))
 
 
 def _request(round: Round, block_tables: Sequence[torch.Tensor]) -> ProposeRequest:

@@ -23,6 +23,7 @@ import ray
 import yaml
 from ray.cluster_utils import Cluster
 
+from cluster.channel.segment import DIRECTORY
 from cluster.client import Client, Request, Sampling, Stopping, TokenPrompt
 from cluster.config import load_config
 from cluster.engine.build import engine_settings

@@ -54,6 +54,7 @@ class ScriptedEngine:
         self, request_id: str, request: Request, prompt_token_ids: tuple[int, ...], max_tokens: int
     ) -> AsyncGenerator[EngineDelta, None]:
         del prompt_token_ids
+        self._aborted.discard(request_id)
         self.running.append(request_id)
         choices = range(request.sampling.n or 1)
         try:

@@ -12,7 +12,7 @@ def main() -> int:
     signal.signal(signal.SIGUSR1, lambda number, _frame: _pending.append(number))
     answer = message_server._answer
 
-    def wiping(drafter: Any, *rest: Any) -> Any:
+    def wiping(drafter: Any, *rest: Any, **more: Any) -> Any:
         import torch  # not before the process has set itself up for it
 
         while _pending:
@@ -20,7 +20,7 @@ def main() -> int:
             with torch.inference_mode():
                 for cache in drafter._hosted._runner.kv_caches:
                     cache.zero_()
-        return answer(drafter, *rest)
+        return answer(drafter, *rest, **more)
 
     message_server._answer = wiping
     return draft_process.main()

@@ -232,9 +232,9 @@ def test_a_block_id_outside_the_pool_is_refused(table: int, value: int) -> None:
         codec.decode(memoryview(encoded(codec, request)))
 
 
-@pytest.mark.parametrize("num_reqs", [1, 4, 300], ids=["few", "more", "many"])
+@pytest.mark.parametrize("num_reqs", [1, 4, 300])
 @pytest.mark.parametrize("num_speculative_tokens", [0, 3])
-def test_an_awaited_reply_is_read_as_any_other_and_refused_where_it_answers_something_else(
+def test_an_awaited_reply_is_known_at_once_and_nothing_else_is_taken_for_it(
     num_reqs: int, num_speculative_tokens: int
 ) -> None:
     sizes = replace(SIZES, max_num_reqs=512, max_num_batched_tokens=2048)
@@ -244,7 +244,7 @@ def test_an_awaited_reply_is_read_as_any_other_and_refused_where_it_answers_some
     request.step = 9
     buffer = memoryview(bytearray(codec.max_encoded_bytes))
 
-    def read(message: Message, sender: MessageCodec = codec) -> Message:
+    def read(message: Message, sender: MessageCodec = codec) -> ProposeReply | None:
         """It is awaited before it comes."""
         awaited = codec.awaited_reply(request, buffer)
         raw = encoded(sender, message)
@@ -252,21 +252,19 @@ def test_an_awaited_reply_is_read_as_any_other_and_refused_where_it_answers_some
         return awaited.read(len(raw))
 
     reply = reply_of(sizes, num_reqs, num_speculative_tokens)
+    longer = reply_of(sizes, num_reqs + 1, num_speculative_tokens)
     assert_same(read(reply), reply)
     refusal = NoProposal(epoch=7, step=9, reason=NoProposalReason.STALE_EPOCH)
-    assert_same(read(refusal), refusal)
-    for other in [replace(reply, step=8), replace(reply, epoch=6), replace(refusal, step=8), request]:
-        with pytest.raises(MessageError, match="is no answer to epoch 7 step 9"):
-            read(other)
-    with pytest.raises(MessageError, match=r"tokens, \[\d+, \d\] were asked for"):
-        read(reply_of(sizes, num_reqs + 1, num_speculative_tokens))
-    with pytest.raises(MessageError, match="of contract"):
-        read(reply, MessageCodec(sizes, DIGEST[::-1]))
+    for other in [replace(reply, step=8), replace(reply, epoch=6), refusal, request, longer]:
+        assert read(other) is None
+    assert read(reply, MessageCodec(sizes, DIGEST[::-1])) is None
+    awaited = codec.awaited_reply(request, buffer)
+    assert awaited.has_its_shape(reply)
+    assert not awaited.has_its_shape(longer)
     if num_speculative_tokens:
         for value in (-1, sizes.vocab_size):
             reply.draft_token_ids[-1, -1] = value
-            with pytest.raises(MessageError, match=f"draft_token_ids has {value}, it must be"):
-                read(reply)
+            assert read(reply) is None
 
 
 @pytest.mark.parametrize("value", [-1, 100, 2**62])

@@ -15,10 +15,10 @@ from tests.serving.scripted_engine import ScriptedEngine
 PROMPT = (1, 2, 3)
 
 
-def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     @functools.wraps(test)
-    def run() -> None:
-        asyncio.run(test())
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
 
     return run
 

@@ -9,7 +9,7 @@ Shapes: T scheduled tokens with the rejected ones, B requests of the round (`num
 K drafted tokens, H hidden size, V vocabulary, L prefill lookahead, W width of a block table.
 """
 
-from cluster.speculation.messages.codec import Message, MessageCodec
+from cluster.speculation.messages.codec import AwaitedReply, Message, MessageCodec
 from cluster.speculation.messages.errors import MessageError, NoProposalReason
 from cluster.speculation.messages.notice import (
     DeviceLayout,
@@ -22,6 +22,7 @@ from cluster.speculation.messages.request import ProposeRequest, max_request_byt
 from cluster.speculation.messages.sizes import BlockTableSizes, FloatDtype, RoundSizes
 
 __all__ = [
+    "AwaitedReply",
     "BlockTableSizes",
     "DeviceLayout",
     "DeviceSection",

@@ -105,7 +105,9 @@ class MessageCodec:
         reply = reply_from(header, layout.views(buffer[: layout.num_bytes]))
         beginning = bytearray(HEADER_BYTES)
         write_header(memoryview(beginning), reply_header(self.sizes, reply), layout.num_bytes, self._fingerprint)
-        return AwaitedReply(self, buffer, layout.num_bytes, bytes(beginning[:DRAFT_TIME_OFFSET]), reply)
+        return AwaitedReply(
+            buffer, layout.num_bytes, bytes(beginning[:DRAFT_TIME_OFFSET]), reply, self.sizes.vocab_size
+        )
 
     def decode(self, buffer: memoryview) -> Message:
         """The message that fills `buffer`; its arrays are views, valid as long as nobody writes to the buffer.
@@ -194,12 +196,12 @@ class AwaitedReply:
     """All of an answer but its tokens, made while the draft is at work: little is left to do once it has come."""
 
     def __init__(
-        self, codec: MessageCodec, buffer: memoryview, num_bytes: int, beginning: bytes, reply: ProposeReply
+        self, buffer: memoryview, num_bytes: int, beginning: bytes, reply: ProposeReply, vocab_size: int
     ) -> None:
         """`num_bytes`: of an answer with tokens; `beginning`: how its header must begin; `reply`: its arrays are
         views of `buffer`."""
-        self._codec = codec
         self._buffer = buffer
+        self._vocab_size = vocab_size
         self._num_bytes = num_bytes
         self._beginning = beginning
         self._reply = reply
@@ -208,29 +210,19 @@ class AwaitedReply:
         # few numbers, with cold caches.
         self._token_ids = token_ids.reshape(-1).view(np.uint64).data if token_ids.size <= _FEW_TOKENS else None
 
-    def read(self, num_bytes: int) -> ProposeReply | NoProposal:
-        """The answer, whose `num_bytes` are in the buffer; its arrays are views, valid until the next one comes.
-
-        Raises:
-            MessageError: the bytes are no message, or no answer to the request.
-        """
-        reply = self._reply
+    def read(self, num_bytes: int) -> ProposeReply | None:
+        """The reply, if that is what the `num_bytes` in the buffer are; its arrays are views, valid until the next one
+        comes. None: they are something else, or a long reply, and `MessageCodec.decode` knows."""
         if (
-            self._token_ids is not None
-            and self._buffer[: len(self._beginning)] == self._beginning
-            and num_bytes == self._num_bytes
-            and max(self._token_ids, default=0) < self._codec.sizes.vocab_size
+            self._token_ids is None
+            or num_bytes != self._num_bytes
+            or self._buffer[: len(self._beginning)] != self._beginning
+            or max(self._token_ids, default=0) >= self._vocab_size
         ):
-            reply.draft_time_us = read_draft_time(self._buffer)
-            return reply
-        answer = self._codec.decode(self._buffer[:num_bytes])
-        came = f"{type(answer).__name__} of epoch {answer.epoch} step {answer.step}"
-        if not isinstance(answer, ProposeReply | NoProposal) or (answer.epoch, answer.step) != (
-            reply.epoch,
-            reply.step,
-        ):
-            raise MessageError(f"{came} is no answer to epoch {reply.epoch} step {reply.step}")
-        if isinstance(answer, ProposeReply) and answer.draft_token_ids.shape != reply.draft_token_ids.shape:
-            found, expected = list(answer.draft_token_ids.shape), list(reply.draft_token_ids.shape)
-            raise MessageError(f"{came} has {found} tokens, {expected} were asked for")
-        return answer
+            return None
+        self._reply.draft_time_us = read_draft_time(self._buffer)
+        return self._reply
+
+    def has_its_shape(self, reply: ProposeReply) -> bool:
+        """Whether another one has as many tokens."""
+        return reply.draft_token_ids.shape == self._reply.draft_token_ids.shape

@@ -180,11 +180,16 @@ class Hello(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     ENGINE_SIZES_FIELD_NUMBER: _builtins.int
+    LAST_EPOCH_FIELD_NUMBER: _builtins.int
     role: Global___MemberRole.ValueType
     name: _builtins.str
     """Of the process, for people; with the role it is what a restart keeps."""
     incarnation: _builtins.int
     """Larger than that of any earlier process of this name: the later one takes its place, and the earlier one is out."""
+    last_epoch: _builtins.int
+    """Of the last pairing that the process was in, 0 before its first: the next one's is larger, whatever the coordinator
+    has forgotten.
+    """
     @_builtins.property
     def versions(self) -> Global___Versions: ...
     @_builtins.property
@@ -199,10 +204,11 @@ class Hello(_message.Message):
         incarnation: _builtins.int = ...,
         versions: Global___Versions | None = ...,
         engine_sizes: Global___EngineSizes | None = ...,
+        last_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine_sizes", b"engine_sizes", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_sizes", b"engine_sizes", "incarnation", b"incarnation", "name", b"name", "role", b"role", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_sizes", b"engine_sizes", "incarnation", b"incarnation", "last_epoch", b"last_epoch", "name", b"name", "role", b"role", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -316,17 +322,23 @@ class Facts(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     JSON_FIELD_NUMBER: _builtins.int
+    HELD_CONTRACT_JSON_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     json: _builtins.str
+    held_contract_json: _builtins.str
+    """The contract that this side has allocated by, in an earlier pairing: the pair gets the same one, or is refused.
+    Empty where it has allocated nothing.
+    """
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         json: _builtins.str = ...,
+        held_contract_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "json", b"json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "held_contract_json", b"held_contract_json", "json", b"json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -94,12 +94,28 @@ def test_an_id_names_one_request_at_a_time(served: Served) -> None:
     with Client(served.server.address) as client:
         stream = client.stream(greedy(request_id="same"))
         next(stream)
-        assert failing(lambda: client.generate(greedy(request_id="same"))).status is grpc.StatusCode.ALREADY_EXISTS
+        other = greedy((1, 2), request_id="same")
+        assert failing(lambda: client.generate(other)).status is grpc.StatusCode.ALREADY_EXISTS
         stream.close()
         served.wait_for(lambda: served.engine.closed == ["same"])
         served.tell(served.engine.go)
         assert client.generate(greedy(request_id="same")).request_id == "same"
         assert client.generate(greedy()).request_id != client.generate(greedy()).request_id
+
+
+def test_a_request_that_is_repeated_takes_the_first_ones_place(served: Served) -> None:
+    """Its client has lost the connection, and can't tell whether the server knows."""
+    served.tell(served.engine.hold)
+    with Client(served.server.address) as client:
+        first = client.stream(greedy(request_id="same"))
+        next(first)
+        second = client.stream(greedy(request_id="same"))
+        next(second)
+        assert [choice.finish_reason for choice in list(first)[-1].choices] == [FinishReason.ABORTED]
+        assert served.engine.running == ["same"]
+        served.tell(served.engine.go)
+        assert [choice.finish_reason for choice in list(second)[-1].choices] == [FinishReason.LENGTH]
+    served.wait_for(lambda: served.server.service.requests.empty)
 
 
 def test_a_batch_with_one_wrong_request_is_refused_by_its_path(served: Served) -> None:
