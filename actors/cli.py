@@ -3,9 +3,10 @@
 Here, and not there, because nothing in `cluster` knows of actors. Ray is imported by the command that needs it.
 """
 
+import math
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -161,6 +162,130 @@ def batch(
         cluster = load_config(config)
         ray_address, namespace = cluster.ray.address, cluster.ray.namespace
     run(options, lambda: gateway(ray_address, namespace or DEFAULT_NAMESPACE, access, config=cluster))
+
+
+@app.command()
+@command
+def bench(
+    config: Annotated[Path | None, typer.Argument(help="YAML file of the cluster, with a draft.")] = None,
+    output: Annotated[
+        Path, typer.Option(help="Folder for results and report; one that is there is gone on with.")
+    ] = Path("bench"),
+    arm: Annotated[
+        list[str] | None, typer.Option(help="plain, colocated or separate; repeatable; default: all three.")
+    ] = None,
+    sizing: Annotated[
+        str, typer.Option(help="equal: each arm has as many GPUs as the separate one; configured: as many replicas.")
+    ] = "equal",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE in the place of the file's, such as pools.replicas=2.")
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE,VALUE of the config, such as model.num_speculative_tokens=2,4; repeatable."),
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, help="Requests at once; repeatable; default: 1, 8 and 32.")
+    ] = None,
+    request_rate: Annotated[
+        list[float] | None, typer.Option(min=1e-6, help="Requests a second; repeatable; default: all at once (inf).")
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(min=1e-3, help="Shape of the gamma-distributed gaps at a rate; 1 is Poisson.")
+    ] = 1.0,
+    ramp_up: Annotated[float, typer.Option(min=0.0, help="Seconds until the full load.")] = 0.0,
+    dataset: Annotated[
+        str, typer.Option(help="bundled, random (tokens), or a JSONL file with turns, question, prompt or problem.")
+    ] = "bundled",
+    num_prompts: Annotated[int, typer.Option(min=1, help="Of each run.")] = 64,
+    num_warmups: Annotated[int, typer.Option(min=0, help="Before each run, not counted.")] = 4,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 128,
+    input_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of a random prompt (128), or the most that a text keeps of its end.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Every answer is of --max-tokens.")] = False,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--no-chat", help="Use the chat template; default: if the model has one.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts, gaps and sampling.")] = 0,
+    repeats: Annotated[int, typer.Option(min=3, help="Of each cell, for a median and its spread.")] = 3,
+    goodput: Annotated[
+        list[str] | None, typer.Option(help="Objective in ms, such as ttft:500, tpot:50, e2el:3000; repeatable.")
+    ] = None,
+    max_spread: Annotated[
+        float, typer.Option(min=0.0, help="MAD of a cell's throughput by its median; above it is unstable.")
+    ] = 0.05,
+    request_timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds for each request.")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE to keep with the results.")] = None,
+    address: Annotated[str | None, typer.Option(help="HOST:PORT of a server that is there, as it is: no arms.")] = None,
+    ray_address: AddressOption = None,
+    tls: TlsOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_certificate: TlsCertificateOption = None,
+    tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
+    json_output: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Compare plain decoding, a colocated draft and a separate one under the same load, at equal GPUs."""
+    from cluster.bench.load.prompts import RANDOM_NAME, Shape, read_dataset
+    from cluster.bench.measures import parse_goodput
+    from cluster.bench.sweep.arms import Variant, parse_arms, parse_sizing
+    from cluster.bench.sweep.plan import BenchPlan, make_variants, parse_metadata
+    from cluster.commands.bench import BenchOutput, existing_server
+    from cluster.commands.bench import bench as run
+    from cluster.commands.generate_remote import RemoteOptions
+
+    access = RemoteOptions(
+        address=address or "",
+        tls=tls,
+        tls_ca=tls_ca,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        token_file=token_file,
+    )
+    if address is not None:
+        own: dict[str, Any] = {"CONFIG": config, "--arm": arm, "--set": set_, "--sweep": sweep}
+        refuse_beside("--address", own | {"--ray-address": ray_address})
+        variants: tuple[Variant, ...] = (Variant(arm="server", settings={}, config=None),)
+    else:
+        flags = [*map(parse_override, set_ or ())]
+        if ray_address is not None:
+            flags.append(Override(path="ray.address", value=ray_address, flag=f"--ray-address {ray_address}"))
+        variants = make_variants(config, flags, sweep or (), parse_arms(arm), parse_sizing(sizing))
+    plan = BenchPlan(
+        variants=variants,
+        concurrencies=tuple(concurrency or ((1, 8, 32) if request_rate is None else (None,))),
+        request_rates=tuple(request_rate or (math.inf,)),
+        repeats=repeats,
+        dataset=read_dataset(dataset),
+        shape=Shape(
+            num_prompts=num_prompts,
+            num_warmups=num_warmups,
+            max_tokens=max_tokens,
+            input_tokens=input_tokens or (128 if dataset == RANDOM_NAME else None),
+            ignore_eos=ignore_eos,
+            temperature=temperature,
+            seed=seed,
+            chat=chat,
+        ),
+        burstiness=burstiness,
+        ramp_up_s=ramp_up,
+        request_timeout_s=request_timeout,
+        goodput=parse_goodput(goodput or ()),
+        max_spread=max_spread,
+        metadata=parse_metadata(metadata or ()),
+    )
+    where = BenchOutput(folder=output, json_output=json_output)
+    if address is not None:
+        run(plan, where, lambda _: existing_server(access))
+        return
+    from actors.bench_cluster import bench_cluster
+    from actors.commands.borrow import warn_of_rays_copy
+
+    warn_of_rays_copy(output)
+    run(plan, where, lambda variant: bench_cluster(variant, access))
 
 
 if __name__ == "__main__":
