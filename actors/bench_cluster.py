@@ -24,8 +24,7 @@ from cluster.bench.load.records import LoadResult
 from cluster.bench.sweep.arms import Variant
 from cluster.bench.sweep.server import PROGRESS_PERIOD_S, Tell
 from cluster.client import Connection, ModelInfo
-from cluster.commands.bench import ask_model
-from cluster.commands.generate_remote import RemoteOptions
+from cluster.commands.generate_remote import RemoteOptions, ask_model
 from cluster.config import ClusterConfig
 from cluster.contract.contract import KVContract
 from cluster.errors import UserError

@@ -4,9 +4,10 @@ Here, and not there, because nothing in `cluster` knows of actors. Ray is import
 """
 
 import math
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +24,13 @@ from cluster.cli import (
 from cluster.commands.terminal import DebugOption, JsonOption, command
 from cluster.config import DEFAULT_NAMESPACE, Override, load_config, parse_override
 
+if TYPE_CHECKING:
+    from cluster.commands.generate_remote import RemoteOptions
+
 __all__ = ["main"]
+
+evaluations = typer.Typer(no_args_is_help=True, help="Accuracy with speculation and without.")
+app.add_typer(evaluations, name="eval")
 
 AddressOption = Annotated[
     str | None, typer.Option(help="Ray cluster to join, HOST:PORT; default: RAY_ADDRESS, or this machine's own.")
@@ -149,19 +156,81 @@ def batch(
         tls_key=tls_key,
         token_file=token_file,
     )
-    if address is not None:
-        refuse_beside("--address", {"--ray-address": ray_address, "--namespace": namespace, "--config": config})
-        run(options, lambda: nullcontext(access))
-        return
-    from actors.commands.borrow import gateway, warn_of_rays_copy
+    run(options, _server(access, ray_address, namespace, config, output))
 
-    warn_of_rays_copy(output)
-    cluster = None
-    if config is not None:
-        refuse_beside("--config", {"--ray-address": ray_address, "--namespace": namespace})
-        cluster = load_config(config)
-        ray_address, namespace = cluster.ray.address, cluster.ray.namespace
-    run(options, lambda: gateway(ray_address, namespace or DEFAULT_NAMESPACE, access, config=cluster))
+
+@evaluations.command()
+@command
+def gsm8k(
+    data: Annotated[Path, typer.Option(help="GSM8K's JSONL file: question, and an answer behind ####.")],
+    output: Annotated[
+        Path, typer.Option(help="Folder for answers and results; one that is there is gone on with.")
+    ] = Path("eval-gsm8k"),
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Ask by the chat template; default: after four worked examples.")
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 512,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of sampling, with speculation and without.")] = 0,
+    min_accuracy: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="With speculation; below it the exit code is 1.")
+    ] = None,
+    min_acceptance_length: Annotated[
+        float | None, typer.Option(min=1.0, help="Tokens a round; below it the exit code is 1.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Questions at once; default: as many as the server runs.")
+    ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(min=1.0, help="Seconds in which a request is repeated while there is no room or no replica."),
+    ] = 300.0,
+    address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of a server; default: the gateway of a cluster in Ray.")
+    ] = None,
+    ray_address: AddressOption = None,
+    namespace: Annotated[
+        str | None, typer.Option(help=f"Ray namespace of the cluster; default: {DEFAULT_NAMESPACE}.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of a cluster to start where there is none, and to stop at the end.")
+    ] = None,
+    tls: TlsOption = False,
+    tls_ca: TlsCaOption = None,
+    tls_certificate: TlsCertificateOption = None,
+    tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
+    json_output: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Exact-match accuracy on GSM8K with speculation and without, under the same seed, and acceptance length."""
+    from cluster.commands.eval import EvalOptions, eval_gsm8k
+    from cluster.commands.generate_remote import RemoteOptions
+
+    options = EvalOptions(
+        data=data,
+        output=output,
+        limit=limit,
+        chat=chat,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        concurrency=concurrency,
+        patience_s=patience,
+        min_accuracy=min_accuracy,
+        min_acceptance_length=min_acceptance_length,
+        json_output=json_output,
+    )
+    access = RemoteOptions(
+        address=address or "",
+        tls=tls,
+        tls_ca=tls_ca,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        token_file=token_file,
+    )
+    eval_gsm8k(options, _server(access, ray_address, namespace, config, output))
 
 
 @app.command()
@@ -286,6 +355,24 @@ def bench(
 
     warn_of_rays_copy(output)
     run(plan, where, lambda variant: bench_cluster(variant, access))
+
+
+def _server(
+    access: "RemoteOptions", ray_address: str | None, namespace: str | None, config: Path | None, output: Path
+) -> Callable[[], AbstractContextManager["RemoteOptions"]]:
+    """Whom a command asks: the server of `access`, if it names one, else the cluster in Ray, or one out of `config`."""
+    if access.address:
+        refuse_beside("--address", {"--ray-address": ray_address, "--namespace": namespace, "--config": config})
+        return lambda: nullcontext(access)
+    from actors.commands.borrow import gateway, warn_of_rays_copy
+
+    warn_of_rays_copy(output)
+    cluster = None
+    if config is not None:
+        refuse_beside("--config", {"--ray-address": ray_address, "--namespace": namespace})
+        cluster = load_config(config)
+        ray_address, namespace = cluster.ray.address, cluster.ray.namespace
+    return lambda: gateway(ray_address, namespace or DEFAULT_NAMESPACE, access, config=cluster)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ class _Tie:
 
 
 class BatchOutput:
-    """Held by one process at a time, from construction to `close`. `done` are the indices of lines that are there."""
+    """Held by one process at a time, from construction to `close`. `done` are the indices of lines that are there,
+    `failures` is the file of those that failed."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class BatchOutput:
         """
         self._path = path
         self._clock = clock
-        self._failures = Path(f"{path}.failed.jsonl")
+        self.failures = Path(f"{path}.failed.jsonl")
         self._tie_file = Path(f"{path}.batch.json")
         self._tie = _Tie(
             schema=BATCH_SCHEMA,
@@ -87,7 +88,7 @@ class BatchOutput:
     def begin(self, model: str) -> None:
         """Lines come from this model. Raises UserError where those that are there came from another."""
         try:
-            self._failures.unlink(missing_ok=True)
+            self.failures.unlink(missing_ok=True)
             if self._tie.model:
                 self._require("model", self._tie.model, model)
                 return
@@ -118,7 +119,7 @@ class BatchOutput:
         """Tell of a line that wasn't answered; the next run tries it again."""
         record = {"index": line.index, "id": line.id, "status": status, "error": why}
         try:
-            with self._failures.open("a", encoding="utf-8") as file:
+            with self.failures.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
             raise self._unwritable(error) from error

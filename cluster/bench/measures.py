@@ -36,9 +36,7 @@ def parse_goodput(texts: Sequence[str]) -> Goodput | None:
         except ValueError:
             objectives[name] = 0.0
         if name not in ("ttft", "tpot", "e2el") or not objectives[name] > 0:
-            raise UserError(
-                f"--goodput {text}", "it is no objective", "write ttft:, tpot: or e2el: and milliseconds"
-            )
+            raise UserError(f"--goodput {text}", "it is no objective", "write ttft:, tpot: or e2el: and milliseconds")
     return Goodput(objectives=objectives) if objectives else None
 
 

@@ -23,8 +23,7 @@ from cluster.bench.sweep.run import absent_run, run_cell
 from cluster.bench.sweep.runs import RunFolder, is_good
 from cluster.bench.sweep.server import BenchServer, RemoteServer
 from cluster.bench.sweep.summary import THROUGHPUT
-from cluster.client import Client, Connection, GenerationError, ModelInfo
-from cluster.commands.generate_remote import RemoteOptions, user_error
+from cluster.commands.generate_remote import RemoteOptions, ask_model
 from cluster.commands.terminal import messages
 from cluster.contract.codec import to_text
 from cluster.errors import UserError
@@ -34,9 +33,6 @@ EXIT_INTERRUPTED: Final = 130
 
 _LINE_PERIOD_S: Final = 10.0
 """Between two lines of a run's progress where there is no terminal."""
-
-_INFO_TIMEOUT_S: Final = 30.0
-"""For the first call, which has a connection to make."""
 
 OpenServer = Callable[[Variant], AbstractContextManager[BenchServer]]
 
@@ -77,15 +73,6 @@ def existing_server(access: RemoteOptions) -> Iterator[BenchServer]:
     """One that is there, as it is. Raises UserError where it doesn't answer."""
     connection = access.connection()
     yield RemoteServer(connection, ask_model(connection))
-
-
-def ask_model(connection: Connection) -> ModelInfo:
-    """What a server serves. Raises UserError where it doesn't answer."""
-    with Client(connection) as client:
-        try:
-            return client.model_info(timeout_s=_INFO_TIMEOUT_S)
-        except GenerationError as error:
-            raise user_error(connection.address, error) from error
 
 
 class _Sweep:
