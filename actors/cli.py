@@ -285,6 +285,10 @@ def bench(
     max_spread: Annotated[
         float, typer.Option(min=0.0, help="MAD of a cell's throughput by its median; above it is unstable.")
     ] = 0.05,
+    max_lag: Annotated[
+        float,
+        typer.Option(min=0.0, help="Of the gap between messages: a generator that wakes later was the bottleneck."),
+    ] = 0.25,
     request_timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds for each request.")] = None,
     metadata: Annotated[list[str] | None, typer.Option(help="KEY=VALUE to keep with the results.")] = None,
     address: Annotated[str | None, typer.Option(help="HOST:PORT of a server that is there, as it is: no arms.")] = None,
@@ -344,6 +348,7 @@ def bench(
         request_timeout_s=request_timeout,
         goodput=parse_goodput(goodput or ()),
         max_spread=max_spread,
+        max_lag_share=max_lag,
         metadata=parse_metadata(metadata or ()),
     )
     where = BenchOutput(folder=output, json_output=json_output)

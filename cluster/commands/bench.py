@@ -51,8 +51,7 @@ def bench(plan: BenchPlan, output: BenchOutput, server: OpenServer) -> None:
     Exit code 0: every run's figures can be used; 1: a request, a run or a server failed, or the generator was the
     bottleneck; 130: interrupted, and the command can be repeated, as after 1. Raises UserError for what can't be.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `ray job stop` ends a job
-    with RunFolder(output.folder, plan) as folder:
+    with RunFolder(output.folder, plan) as folder, _stoppable():
         try:
             _Sweep(plan, folder).run(server)
         except KeyboardInterrupt:
@@ -73,6 +72,21 @@ def existing_server(access: RemoteOptions) -> Iterator[BenchServer]:
     """One that is there, as it is. Raises UserError where it doesn't answer."""
     connection = access.connection()
     yield RemoteServer(connection, ask_model(connection))
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM, by which `ray job stop` ends a job, is as Ctrl-C within the block: an event loop ends by that itself."""
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,  # which a shell's `&` may have turned off
+        signal.SIGTERM: lambda *_: signal.raise_signal(signal.SIGINT),
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Sweep:

@@ -14,9 +14,6 @@ _PERIOD_S: Final = 0.01
 MAX_CPU_SHARE: Final = 0.75
 """Beyond it, messages wait for the generator."""
 
-MAX_LAG_SHARE: Final = 0.25
-"""Of the median gap between messages: a later wake-up would be a part of what is measured."""
-
 MIN_LAG_S: Final = 0.01
 """Lags below this are the operating system's."""
 
@@ -54,11 +51,14 @@ class OverheadMeter:
             self._lags.append(max(0.0, time.perf_counter() - before - _PERIOD_S))
 
 
-def bottleneck(overhead: Overhead, median_itl_s: float) -> str | None:
-    """Why figures of this run would be the generator's own, or None."""
+def bottleneck(overhead: Overhead, median_itl_s: float, max_lag_share: float) -> str | None:
+    """Why figures of this run would be the generator's own, or None.
+
+    A wake-up that is later than `max_lag_share` of the median gap between messages would be a part of what is measured.
+    """
     if overhead.cpu_share > MAX_CPU_SHARE:
         return f"the generator was busy {overhead.cpu_share:.0%} of the time; at most {MAX_CPU_SHARE:.0%} is allowed"
-    if overhead.lag_p99_s > max(MIN_LAG_S, MAX_LAG_SHARE * median_itl_s):
+    if overhead.lag_p99_s > max(MIN_LAG_S, max_lag_share * median_itl_s):
         late, gap = 1e3 * overhead.lag_p99_s, 1e3 * median_itl_s
         return f"the generator woke {late:.0f} ms late (99th percentile), and messages came every {gap:.0f} ms"
     return None

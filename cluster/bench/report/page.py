@@ -111,6 +111,8 @@ def _findings(whole: Mapping[str, Any]) -> str:
 def _plots(cells: Sequence[Cell], unit: str) -> str:
     arms = list(dict.fromkeys(cell["arm"] for cell in cells))
     arm_legend = _legend((arm, f"--{arm}") for arm in arms)
+    drafting = [arm for arm in arms if any(cell["arm"] == arm and cell["acceptance"] for cell in cells)]
+    draft_legend = _legend((arm, f"--{arm}") for arm in drafting)
     part_legend = _legend((part, f"--{part}") for part in STEP_PARTS)
     cards = (
         (
@@ -119,7 +121,7 @@ def _plots(cells: Sequence[Cell], unit: str) -> str:
             arm_legend,
             pareto(cells, unit),
         ),
-        ("Acceptance by position", "Of the drafts that the target verified.", arm_legend, acceptance(cells)),
+        ("Acceptance by position", "Of the drafts that the target verified.", draft_legend, acceptance(cells)),
         ("An average engine step", "Where its time goes.", part_legend, steps(cells)),
     )
     shown_cards = "".join(

@@ -17,6 +17,7 @@ _RIGHT: Final = 24
 _TOP: Final = 16
 _BOTTOM: Final = 48
 _ROW: Final = 34
+_WIDE: Final = 1060
 
 
 def variant_name(cell: Cell) -> str:
@@ -47,7 +48,7 @@ def pareto(cells: Sequence[Cell], unit: str) -> str:
                 f"{shown(_median(cell, THROUGHPUT))} tokens/s per {unit}"
             )
             parts.append(element("circle", tooltip(said), cx=x, cy=y, r=5, class_=f"point {kind} arm-{cell['arm']}"))
-            parts.append(text(_short_load(cell), x + 8, y - 7, class_="mark"))
+            parts.append(text(_short_load(cell), x + 8, y - 7, class_=f"mark arm-{cell['arm']}"))
     return figure(_WIDTH, _HEIGHT, "Tokens per second per user against throughput", parts)
 
 
@@ -57,13 +58,13 @@ def steps(cells: Sequence[Cell]) -> str:
     if not drawn:
         return ""
     height = _ROW * len(drawn) + _TOP + _BOTTOM
-    across = Scale.over([_median(cell, "step_ms") for cell in drawn], _LEFT, _WIDTH - 64)
+    across = Scale.over([_median(cell, "step_ms") for cell in drawn], _LEFT, _WIDE - 96)
     parts = [
         element("line", x1=across(tick), x2=across(tick), y1=_TOP, y2=height - _BOTTOM, class_="grid")
         + text(shown(tick), across(tick), height - _BOTTOM + 18, text_anchor="middle", class_="tick")
         for tick in across.ticks
     ]
-    parts.append(text("ms a step", (_LEFT + _WIDTH) / 2, height - 8, text_anchor="middle", class_="axis"))
+    parts.append(text("ms a step", (_LEFT + _WIDE) / 2, height - 8, text_anchor="middle", class_="axis"))
     for row, cell in enumerate(drawn):
         y, x = _TOP + row * _ROW, across(0)
         parts.append(text(cell["name"], _LEFT, y + 11, class_="mark"))
@@ -77,7 +78,7 @@ def steps(cells: Sequence[Cell]) -> str:
                 )
                 x += width
         parts.append(text(f"{shown(_median(cell, 'step_ms'))} ms", x + 6, y + 27, class_="mark"))
-    return figure(_WIDTH, height, "An average engine step by part", parts)
+    return figure(_WIDE, height, "An average engine step by part", parts)
 
 
 def acceptance(cells: Sequence[Cell]) -> str:

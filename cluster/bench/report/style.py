@@ -25,6 +25,7 @@ h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 36px 0 10
 p { margin: 6px 0; } .faint { color: var(--faint); }
 .card { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 16px 18px; }
 .grid2 { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 16px; }
+.grid2 .card:nth-child(3) { grid-column: 1 / -1; }
 .card h3 { font-size: 15px; margin: 0 0 2px; }
 ul.findings { margin: 0; padding-left: 20px; } ul.findings li { margin: 3px 0; }
 .scroll { overflow-x: auto; }
@@ -43,6 +44,8 @@ details { margin: 10px 0; } summary { cursor: pointer; }
 .plot .tick, .plot .axis { fill: var(--faint); } .plot .grid { stroke: var(--rule); }
 .line { fill: none; stroke-width: 2; } .dashed { stroke-dasharray: 6 5; }
 .point { stroke-width: 2; } .point.open { fill: var(--card); }
+.plot .mark.arm-plain { fill: var(--plain); } .plot .mark.arm-colocated { fill: var(--colocated); }
+.plot .mark.arm-separate { fill: var(--separate); } .plot .mark.arm-server { fill: var(--server); }
 .line.arm-plain, .point.arm-plain { stroke: var(--plain); } .point.full.arm-plain { fill: var(--plain); }
 .line.arm-colocated, .point.arm-colocated { stroke: var(--colocated); }
 .point.full.arm-colocated { fill: var(--colocated); }

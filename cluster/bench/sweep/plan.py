@@ -75,6 +75,8 @@ class BenchPlan:
     goodput: Goodput | None = None
     max_spread: float = 0.05
     """Of a cell's throughput: the median absolute deviation of its repeats, as a share of their median."""
+    max_lag_share: float = 0.25
+    """Of the median gap between messages: a generator that wakes later than this was the bottleneck."""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def cells(self, variant: Variant) -> Iterator[Cell]:
@@ -104,6 +106,7 @@ class BenchPlan:
             "request_timeout_s": self.request_timeout_s,
             "goodput_ms": None if self.goodput is None else dict(self.goodput.objectives),
             "max_spread": self.max_spread,
+            "max_lag_share": self.max_lag_share,
             "metadata": dict(self.metadata),
         }
 

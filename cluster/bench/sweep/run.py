@@ -46,7 +46,7 @@ def run_cell(server: BenchServer, plan: BenchPlan, cell: Cell, repeat: int, tell
     return {
         "cell": cell.to_json(),
         "repeat": repeat,
-        "why_not": _why_not(result),
+        "why_not": _why_not(result, plan.max_lag_share),
         "figures": figures,
         "acceptance": acceptance.to_json() if acceptance is not None and quotable else None,
         "overhead": asdict(result.overhead),
@@ -61,12 +61,12 @@ def absent_run(cell: Cell, repeat: int, why: str) -> dict[str, Any]:
     return {"cell": cell.to_json(), "repeat": repeat, "why_not": why, **blank}
 
 
-def _why_not(result: LoadResult) -> str:
+def _why_not(result: LoadResult, max_lag_share: float) -> str:
     errors = Counter(record.error for record in result.records if record.error)
     if errors:
         said, _ = errors.most_common(1)[0]
         return f"{errors.total()} of {len(result.records)} requests failed ({said})"
-    return bottleneck(result.overhead, median_itl_s(result)) or ""
+    return bottleneck(result.overhead, median_itl_s(result), max_lag_share) or ""
 
 
 def _plain(record: RequestRecord) -> dict[str, Any]:

@@ -19,18 +19,19 @@ INCOMPLETE: Final = "incomplete"
 def summarize(cell: Mapping[str, Any], runs: Sequence[Mapping[str, Any] | None], max_spread: float) -> dict[str, Any]:
     """A cell of its runs, None for one that is missing: its status and why, and median and MAD of each figure.
 
-    A failed run has no figures here, and neither has its cell: it isn't compared.
+    A cell that failed, or isn't complete, has no figures: it can't be compared, not even by an eye.
     """
     known = [run for run in runs if run is not None]
     good = [run for run in known if not run["why_not"]]
     status, why = OK, ""
-    names = [name for name in (good[0]["figures"] if good else {}) if all(name in run["figures"] for run in good)]
-    figures = {name: _spread([run["figures"][name] for run in good]) for name in names}
+    repeats, figures = len(good), dict[str, dict[str, float]]()
     if len(good) < len(known):
-        status, why = FAILED, next(run["why_not"] for run in known if run["why_not"])
+        status, why, good = FAILED, next(run["why_not"] for run in known if run["why_not"]), []
     elif len(known) < len(runs):
-        status, why = INCOMPLETE, f"{len(known)} of {len(runs)} runs have ended"
+        status, why, good = INCOMPLETE, f"{len(known)} of {len(runs)} runs have ended", []
     else:
+        names = [name for name in good[0]["figures"] if all(name in run["figures"] for run in good)]
+        figures = {name: _spread([run["figures"][name] for run in good]) for name in names}
         spread = figures[THROUGHPUT]["mad"] / figures[THROUGHPUT]["median"]
         if spread > max_spread:
             status = UNSTABLE
@@ -39,7 +40,7 @@ def summarize(cell: Mapping[str, Any], runs: Sequence[Mapping[str, Any] | None],
         **cell,
         "status": status,
         "why": why,
-        "repeats": len(good),
+        "repeats": repeats,
         "figures": figures,
         "acceptance": _acceptance(good),
         "overhead": {

@@ -24,7 +24,8 @@ from cluster.bench.measures import median_itl_s
 from cluster.client import AsyncClient, Request, Stopping, TextPrompt
 from tests.unit.serving.conftest import DEADLINE_S, Served
 
-SMALL = ("--num-prompts", 6, "--num-warmups", 1, "--max-tokens", 5)
+# How busy the machine of the tests is shall not matter.
+SMALL = ("--num-prompts", 6, "--num-warmups", 1, "--max-tokens", 5, "--max-lag", 1000, "--max-spread", 1000)
 STEP_S = 0.02
 
 
@@ -47,7 +48,7 @@ def run_files(folder: Path) -> dict[str, int]:
 
 def test_a_bench_writes_what_it_measured(start: Callable[..., Served], tmp_path: Path) -> None:
     result = bench(start(step_s=STEP_S), tmp_path, "--concurrency", 1, "--concurrency", 3, "--goodput", "ttft:10000")
-    assert result.exit_code in (0, 1), result.output  # 1: on a busy machine the generator may have been too late
+    assert result.exit_code == 0, result.output
     whole = results(tmp_path)
     assert [cell["name"] for cell in whole["cells"]] == ["server, concurrency 1", "server, concurrency 3"]
     assert whole["unit"] == "server"
@@ -78,11 +79,11 @@ def test_a_sweep_that_is_killed_goes_on_where_it_stopped(start: Callable[..., Se
     assert "the same command again runs what is missing" in said
     before = run_files(tmp_path)
     assert 2 <= len(before) < 8
-    good = {name for name in before if not json.loads((tmp_path / "runs" / name).read_text())["why_not"]}
     result = bench(served, tmp_path, "--concurrency", 1, "--repeats", 8)
+    assert result.exit_code == 0, result.output
     after = run_files(tmp_path)
-    assert len(after) == 8, result.output
-    assert all(after[name] == before[name] for name in good)
+    assert len(after) == 8
+    assert all(after[name] == before[name] for name in before)
     assert results(tmp_path)["cells"][0]["name"] == "server, concurrency 1"
 
 
@@ -175,7 +176,7 @@ def test_a_rate_spreads_the_requests(start: Callable[..., Served]) -> None:
 def test_a_generator_that_is_held_up_is_found_out(start: Callable[..., Served]) -> None:
     held_up = run(start(step_s=0.05), load(4), tell=lambda _: time.sleep(0.15))
     assert held_up.overhead.lag_max_s > 0.1
-    assert bottleneck(held_up.overhead, median_itl_s(held_up)) is not None
+    assert bottleneck(held_up.overhead, median_itl_s(held_up), 0.25) is not None
 
 
 def test_progress_is_told(start: Callable[..., Served]) -> None:

@@ -109,7 +109,7 @@ def test_acceptance_is_of_all_requests_together() -> None:
 )
 def test_a_busy_generator_is_the_bottleneck(changed: dict[str, float], why: str | None) -> None:
     plain = {"cpu_share": 0.1, "lag_p99_s": 0.001, "lag_max_s": 0.1, "late_p99_s": 0.1}
-    found = bottleneck(Overhead(**plain | changed), 0.02)
+    found = bottleneck(Overhead(**plain | changed), 0.02, 0.25)
     assert found is None if why is None else why in (found or "")
 
 
