@@ -1,5 +1,6 @@
 """A cluster of a sweep's own, with its load generator."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -77,8 +78,8 @@ def bench_cluster(variant: Variant, access: RemoteOptions) -> Iterator[BenchClus
 
 
 def _stop_leftovers(config: ClusterConfig) -> None:
-    if config.ray.address is None and find_local_ray() is None:
-        return
+    if not (config.ray.address or os.environ.get("RAY_ADDRESS") or find_local_ray()):
+        return  # there is no Ray yet
     with session(config.ray.address, config.ray.namespace):
         left = bool(ray.util.list_named_actors())
     if left:

@@ -236,7 +236,9 @@ def gsm8k(
 @app.command()
 @command
 def bench(
-    config: Annotated[Path | None, typer.Argument(help="YAML file of the cluster, with a draft.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="YAML file of the cluster, with a draft; default: the demo's pair.")
+    ] = None,
     output: Annotated[
         Path, typer.Option(help="Folder for results and report; one that is there is gone on with.")
     ] = Path("bench"),
@@ -306,7 +308,7 @@ def bench(
     from cluster.bench.measures import parse_goodput
     from cluster.bench.sweep.arms import Variant, parse_arms, parse_sizing
     from cluster.bench.sweep.plan import BenchPlan, make_variants, parse_metadata
-    from cluster.commands.bench import BenchOutput, existing_server
+    from cluster.commands.bench import BenchOutput, demo_pair, existing_server
     from cluster.commands.bench import bench as run
     from cluster.commands.generate_remote import RemoteOptions
 
@@ -318,18 +320,21 @@ def bench(
         tls_key=tls_key,
         token_file=token_file,
     )
+    concurrencies = tuple(concurrency or ((1, 8, 32) if request_rate is None else (None,)))
     if address is not None:
         own: dict[str, Any] = {"CONFIG": config, "--arm": arm, "--set": set_, "--sweep": sweep}
         refuse_beside("--address", own | {"--ray-address": ray_address})
         variants: tuple[Variant, ...] = (Variant(arm="server", settings={}, config=None),)
     else:
         flags = [*map(parse_override, set_ or ())]
+        if config is None and all(flag.path != "model.target" for flag in flags):
+            flags = [*demo_pair(concurrencies), *flags]
         if ray_address is not None:
             flags.append(Override(path="ray.address", value=ray_address, flag=f"--ray-address {ray_address}"))
         variants = make_variants(config, flags, sweep or (), parse_arms(arm), parse_sizing(sizing))
     plan = BenchPlan(
         variants=variants,
-        concurrencies=tuple(concurrency or ((1, 8, 32) if request_rate is None else (None,))),
+        concurrencies=concurrencies,
         request_rates=tuple(request_rate or (math.inf,)),
         repeats=repeats,
         dataset=read_dataset(dataset),

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,13 @@ from cluster.bench.sweep.server import BenchServer, RemoteServer
 from cluster.bench.sweep.summary import THROUGHPUT
 from cluster.commands.generate_remote import RemoteOptions, ask_model
 from cluster.commands.terminal import messages
+from cluster.config import Override
 from cluster.contract.codec import to_text
+from cluster.engine.settings import EngineOptions
 from cluster.errors import UserError
+from cluster.models.demo_draft import demo_draft_dir
+from cluster.models.demo_target import demo_target
+from cluster.serving.limits import Limits
 
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
@@ -65,6 +70,21 @@ def bench(plan: BenchPlan, output: BenchOutput, server: OpenServer) -> None:
     messages.print(escape(f"report: {(output.folder / 'report.html').absolute()}"), soft_wrap=True)
     if not is_clean(whole):
         raise typer.Exit(EXIT_FAILED)
+
+
+def demo_pair(concurrencies: Sequence[int | None]) -> list[Override]:
+    """The demo's target, made where it is absent, and its draft, with room for so many requests at once."""
+    with messages.status("looking for the demo's target") as status:
+        target = demo_target(progress=status.update)
+    together = max((concurrency or 1 for concurrency in concurrencies), default=1)
+    values = {
+        "model.target": str(target),
+        "model.draft": str(demo_draft_dir()),
+        "engine.max_model_len": 1024,
+        "engine.max_num_seqs": max(together, EngineOptions().max_num_seqs),
+        "gateway.limits.max_running": max(together, Limits().max_running),
+    }
+    return [Override(path=path, value=value, flag="the demo's pair") for path, value in values.items()]
 
 
 @contextmanager
@@ -114,6 +134,7 @@ class _Sweep:
         messages.print(escape(f"{variant.name}: starting"), soft_wrap=True)
         try:
             with server(variant) as opened:
+                self._warn_of_limits(variant, opened)
                 for cell, repeat in missing:
                     self._run_cell(opened, cell, repeat)
         except UserError as error:
@@ -122,6 +143,17 @@ class _Sweep:
             for cell, repeat in missing:
                 if not is_good(self._folder.read(cell, repeat)):
                     self._folder.write(cell, repeat, absent_run(cell, repeat, str(error)))
+
+    def _warn_of_limits(self, variant: Variant, server: BenchServer) -> None:
+        """Say where a load waits in the server, whose time it then has in TTFT."""
+        most = max(concurrency or self._plan.shape.num_prompts for concurrency in self._plan.concurrencies)
+        limits = {"gateway.limits.max_running": server.info.limits.get("max_running", most)}
+        if variant.config is not None:
+            at_once = variant.config.engine.max_num_seqs * variant.config.pools.replicas
+            limits["engine.max_num_seqs, of all replicas,"] = at_once
+        for name, limit in limits.items():
+            if limit < most:
+                messages.print(f"{name} is {limit}: of {most} requests at once the others wait in the server")
 
     def _run_cell(self, server: BenchServer, cell: Cell, repeat: int) -> None:
         self._ended += 1
