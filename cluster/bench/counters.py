@@ -25,7 +25,10 @@ class EngineCounters:
     values: Mapping[str, float]
 
     def since(self, before: "EngineCounters") -> "EngineCounters":
-        """What came after `before`; a gauge, like whether the draft is lost, is as it is now."""
+        """What came after `before`; a gauge, like whether the draft is lost, is as it is now. Nothing where another
+        number of replicas has answered: their sums can't be told apart."""
+        if self.replicas != before.replicas:
+            return EngineCounters(replicas=self.replicas, values={})
         gained = {
             name: value if name == "draft_lost" else value - before.values.get(name, 0.0)
             for name, value in self.values.items()

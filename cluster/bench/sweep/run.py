@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -46,7 +47,7 @@ def run_cell(server: BenchServer, plan: BenchPlan, cell: Cell, repeat: int, tell
     return {
         "cell": cell.to_json(),
         "repeat": repeat,
-        "why_not": _why_not(result, plan.max_lag_share),
+        "why_not": _why_not(result, figures, plan.max_lag_share),
         "figures": figures,
         "acceptance": acceptance.to_json() if acceptance is not None and quotable else None,
         "overhead": asdict(result.overhead),
@@ -61,11 +62,13 @@ def absent_run(cell: Cell, repeat: int, why: str) -> dict[str, Any]:
     return {"cell": cell.to_json(), "repeat": repeat, "why_not": why, **blank}
 
 
-def _why_not(result: LoadResult, max_lag_share: float) -> str:
+def _why_not(result: LoadResult, figures: Mapping[str, float], max_lag_share: float) -> str:
     errors = Counter(record.error for record in result.records if record.error)
     if errors:
         said, _ = errors.most_common(1)[0]
         return f"{errors.total()} of {len(result.records)} requests failed ({said})"
+    if figures.get("draft_lost"):
+        return "a draft was lost, and its target went on alone"
     return bottleneck(result.overhead, median_itl_s(result), max_lag_share) or ""
 
 

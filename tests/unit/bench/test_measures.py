@@ -155,5 +155,11 @@ def test_replicas_work_at_the_same_time() -> None:
     assert kv_cache_tokens({"target-0": page(1, 1, 0), "target-1": page(1, 1, 0), "target-2": None}) == 3200
 
 
+def test_a_replica_that_did_not_answer_spoils_the_sum() -> None:
+    before = read_counters({"target-0": page(10, 10, 0.0), "target-1": None})
+    after = read_counters({"target-0": page(30, 30, 0.0), "target-1": page(30, 30, 0.0)})
+    assert step_figures(after.since(before), duration_s=1.0) == {}
+
+
 def test_a_server_without_pages_has_no_steps() -> None:
     assert step_figures(read_counters({}), duration_s=1.0) == {}
