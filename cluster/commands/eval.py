@@ -22,6 +22,7 @@ from cluster.contract.codec import to_text
 from cluster.errors import UserError
 from cluster.evaluation.gsm8k import STOP, Question, answer_in, prompt, read_questions
 from cluster.evaluation.score import read_answers, score
+from cluster.outputs import unwritable, write_whole
 
 EVAL_SCHEMA: Final = "dspark-cluster/eval/1"
 """Another number for any change that could break a reader."""
@@ -60,7 +61,7 @@ def eval_gsm8k(options: EvalOptions, server: Callable[[], AbstractContextManager
     try:
         options.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"output {options.output}", f"it can't be made ({error})", "choose another") from error
+        raise unwritable(options.output, error) from error
     with ExitStack() as opened:
         remote: RemoteOptions | None = None
         for arm, enabled in ARMS.items():
@@ -79,7 +80,10 @@ def eval_gsm8k(options: EvalOptions, server: Callable[[], AbstractContextManager
                     messages.print(escape(f"failures: {output.failures}; the same command again tries them"))
                     raise typer.Exit(EXIT_INCOMPLETE)
     whole_result = _result(questions, options)
-    (options.output / "results.json").write_text(to_text(whole_result), encoding="utf-8")
+    try:
+        write_whole(options.output / "results.json", to_text(whole_result))
+    except OSError as error:
+        raise unwritable(options.output, error) from error
     _show(whole_result, options)
     below = list(_below(whole_result, options))
     for said in below:

@@ -1,14 +1,13 @@
 """A sweep's folder: its plan, and a file for each run that has ended. A second start goes on with what is missing."""
 
-import fcntl
 import json
-import os
 from pathlib import Path
 from typing import Any, Final, Self
 
 from cluster.bench.sweep.plan import BenchPlan, Cell
 from cluster.contract.codec import to_text
 from cluster.errors import UserError
+from cluster.outputs import hold, unwritable, write_whole
 
 RUN_SCHEMA: Final = "dspark-cluster/bench-run/1"
 
@@ -24,10 +23,13 @@ class RunFolder:
             (folder / "runs").mkdir(parents=True, exist_ok=True)
             self._held = (folder / "lock").open("a")
         except OSError as error:
-            raise _unwritable(folder, error) from error
+            raise unwritable(folder, error) from error
         try:
-            self._lock()
+            hold(self._held, folder)
             self._tie(plan_file, to_text(plan.to_json()))
+        except OSError as error:  # a file system without locks
+            self._held.close()
+            raise unwritable(folder, error) from error
         except BaseException:
             self._held.close()
             raise
@@ -58,27 +60,13 @@ class RunFolder:
     def write_file(self, name: Path, text: str) -> None:
         """Raises UserError where there is no room for it."""
         path = self._folder / name
-        written = path.with_name(f"{path.name}.new")
         try:
-            with written.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            written.replace(path)
+            write_whole(path, text)
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
 
     def _file(self, cell: Cell, repeat: int) -> Path:
         return self._folder / "runs" / f"{cell.key}-{repeat}.json"
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            why = "another process is writing it"
-            raise UserError(f"output {self._folder}", why, "wait for its end, or choose another --output") from error
-        except OSError as error:  # a file system without locks
-            raise _unwritable(self._folder, error) from error
 
     def _tie(self, file: Path, plan: str) -> None:
         if not file.exists():
@@ -101,7 +89,3 @@ class RunFolder:
 def is_good(run: dict[str, Any] | None) -> bool:
     """Whether a run needn't be run again."""
     return run is not None and not run["why_not"]
-
-
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"output {path}", f"it can't be written ({error.strerror})", "mend that, and repeat the command")
