@@ -63,7 +63,7 @@ class _Launch:
 
     def run(self, settings: ServerSettings) -> Started:
         config = self._config
-        with_draft = config.model.draft is not None
+        with_draft = config.has_draft_workers
         places = place(config.pools, with_draft=with_draft, timeout_s=config.ray.placement_timeout_s, say=self._say)
         coordinator = self._start_coordinator(places) if with_draft else None
         addresses = [""] * len(places)

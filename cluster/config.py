@@ -25,6 +25,7 @@ DEFAULT_NAMESPACE: Final = "dspark-cluster"
 
 Hosts = Literal["any", "same", "different"]
 ChannelChoice = Literal["auto", ChannelKind]
+DraftPlacement = Literal["separate", "colocated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,8 @@ class PoolsConfig:
     """Target replicas, each with a draft worker of its own, if there is a draft."""
 
     replicas: int = 1
+    placement: DraftPlacement = "separate"
+    """colocated: there are no draft workers; each replica has the draft in its process, vLLM's own speculation."""
     hosts: Hosts = "any"
     """Of a replica and its draft worker. `same` is what shared memory and CUDA IPC need; `any` prefers it."""
     target: PoolConfig = field(default_factory=PoolConfig)
@@ -154,8 +157,23 @@ class ClusterConfig:
             raise DocumentError(
                 "channel.kind", f"{kind} with pools.hosts: different", f"gloo or auto: {kind} ends at its host"
             )
-        if self.pools.hosts == "different" and self.model.draft is None:
-            raise DocumentError("pools.hosts", "different without a draft", "left out, or model.draft given")
+        if self.pools.placement == "colocated" and self.model.draft is None:
+            raise DocumentError("pools.placement", "colocated without a draft", "left out, or model.draft given")
+        if self.pools.hosts == "different" and not self.has_draft_workers:
+            raise DocumentError(
+                "pools.hosts", "different without a draft worker", "left out, or a draft given, and placement: separate"
+            )
+        if self.pools.placement == "colocated" and self.contract != Policy():
+            raise DocumentError(
+                "contract",
+                "given with pools.placement: colocated",
+                "left out: it is for two processes, and this is one",
+            )
+
+    @property
+    def has_draft_workers(self) -> bool:
+        """Whether drafts are in processes of their own."""
+        return self.model.draft is not None and self.pools.placement == "separate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ next. A machine that fails loses those of the last second, and they are run agai
 removed.
 """
 
-import fcntl
 import json
 import os
 import time
@@ -19,6 +18,7 @@ from cluster.batch.lines import BatchInput, BatchLine
 from cluster.contract.codec import from_plain, parse, to_text
 from cluster.contract.errors import DocumentError
 from cluster.errors import UserError
+from cluster.outputs import hold, unwritable, write_whole
 
 BATCH_SCHEMA: Final = "dspark-cluster/batch/1"
 """Another number for any change that could break a reader, or a resumption."""
@@ -39,7 +39,8 @@ class _Tie:
 
 
 class BatchOutput:
-    """Held by one process at a time, from construction to `close`. `done` are the indices of lines that are there."""
+    """Held by one process at a time, from construction to `close`. `done` are the indices of lines that are there,
+    `failures` is the file of those that failed."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class BatchOutput:
         """
         self._path = path
         self._clock = clock
-        self._failures = Path(f"{path}.failed.jsonl")
+        self.failures = Path(f"{path}.failed.jsonl")
         self._tie_file = Path(f"{path}.batch.json")
         self._tie = _Tie(
             schema=BATCH_SCHEMA,
@@ -68,11 +69,14 @@ class BatchOutput:
         try:
             self._file = path.open("ab", buffering=0)  # what a failed write has left behind can't come back at `close`
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise unwritable(self._path, error) from error
         try:
-            self._lock()
+            hold(self._file, path)
             self._check_tie()
             self.done = self._recover()
+        except OSError as error:  # a file system without locks
+            self._file.close()
+            raise unwritable(path, error) from error
         except BaseException:
             self._file.close()
             raise
@@ -87,20 +91,14 @@ class BatchOutput:
     def begin(self, model: str) -> None:
         """Lines come from this model. Raises UserError where those that are there came from another."""
         try:
-            self._failures.unlink(missing_ok=True)
+            self.failures.unlink(missing_ok=True)
             if self._tie.model:
                 self._require("model", self._tie.model, model)
                 return
             self._tie = replace(self._tie, model=model)
-            written = Path(f"{self._tie_file}.new")
-            with written.open("w", encoding="utf-8") as file:
-                file.write(to_text(asdict(self._tie)))
-                file.flush()
-                os.fsync(file.fileno())
-            written.replace(self._tie_file)
-            _sync_folder(self._path.parent)
+            write_whole(self._tie_file, to_text(asdict(self._tie)))
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise unwritable(self._path, error) from error
 
     def append(self, line: BatchLine, answer: dict[str, Any]) -> None:
         """Keep the line's answer, after `begin`. Raises UserError where there is no room for it."""
@@ -112,23 +110,23 @@ class BatchOutput:
             if self._clock() - self._synced_s >= _SYNC_PERIOD_S:
                 self._sync()
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise unwritable(self._path, error) from error
 
     def fail(self, line: BatchLine, status: str, why: str) -> None:
         """Tell of a line that wasn't answered; the next run tries it again."""
         record = {"index": line.index, "id": line.id, "status": status, "error": why}
         try:
-            with self._failures.open("a", encoding="utf-8") as file:
+            with self.failures.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise unwritable(self._path, error) from error
 
     def close(self) -> None:
         """Every line is on the disk after it."""
         try:
             self._sync()
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise unwritable(self._path, error) from error
         finally:
             self._file.close()
 
@@ -146,7 +144,7 @@ class BatchOutput:
                 raise UserError(f"output {self._path}", why, "choose another --output") from None
             return
         except OSError as error:
-            raise self._unwritable(error) from error
+            raise unwritable(self._path, error) from error
         except DocumentError as error:
             raise error.at(str(self._tie_file)) from error
         for name in ("schema", "input_sha256", "defaults"):
@@ -160,15 +158,6 @@ class BatchOutput:
                 f"it belongs to another batch: its {name} is {before}, this one's {now}",
                 "repeat that batch's command, or choose another --output",
             )
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            why = "another process is writing it"
-            raise UserError(f"output {self._path}", why, "wait for its end, or choose another --output") from error
-        except OSError as error:  # a file system without locks
-            raise self._unwritable(error) from error
 
     def _recover(self) -> set[int]:
         """The indices of the lines that are there, once a last one that was cut off is gone."""
@@ -194,17 +183,3 @@ class BatchOutput:
     def _spoilt(self, number: int) -> UserError:
         why = "it isn't a line of this batch, or there twice"
         return UserError(f"{self._path}, line {number}", why, "remove it, or choose another --output")
-
-    def _unwritable(self, error: OSError) -> UserError:
-        return UserError(
-            f"output {self._path}", f"it can't be written ({error.strerror})", "mend that, and repeat the command"
-        )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Names of files are on the disk after it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,16 +18,13 @@ from cluster.batch.output import BatchOutput
 from cluster.batch.run import BatchRun, RunOptions
 from cluster.batch.tally import Tally
 from cluster.client import AsyncClient, GenerationError
-from cluster.commands.generate_remote import RemoteOptions, user_error
+from cluster.commands.generate_remote import INFO_TIMEOUT_S, RemoteOptions, user_error
 from cluster.commands.progress import showing_progress
 from cluster.commands.terminal import messages
 
 EXIT_INCOMPLETE: Final = 1
 EXIT_INTERRUPTED: Final = 130
 """As a shell reports the end by Ctrl-C."""
-
-_INFO_TIMEOUT_S: Final = 30.0
-"""For the first call, which has a connection to make; without it an address that swallows packets holds forever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +54,22 @@ def batch(options: BatchOptions, server: Callable[[], AbstractContextManager[Rem
             messages.print(f"{tally.before:,} of {tally.total:,} lines have their answers from before")
         if not tally.complete:
             with server() as remote:
-                interrupted = asyncio.run(_interruptible(_answer(remote, options, whole, output, tally)))
+                interrupted = answer_missing(remote, options, whole, output, tally)
     _summarize(tally, options.output)
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if not tally.complete:
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def answer_missing(
+    remote: RemoteOptions, options: BatchOptions, whole: BatchInput, output: BatchOutput, tally: Tally
+) -> bool:
+    """Answer the lines that have no answer in `output`, with progress; whether a signal ended it.
+
+    Raises UserError for a server that can't be asked, and for a line that it would refuse.
+    """
+    return asyncio.run(_interruptible(_answer(remote, options, whole, output, tally)))
 
 
 async def _interruptible(work: Coroutine[Any, Any, None]) -> bool:
@@ -82,7 +89,7 @@ async def _answer(
 ) -> None:
     async with AsyncClient(remote.connection()) as client:
         try:
-            info = await client.model_info(timeout_s=_INFO_TIMEOUT_S)
+            info = await client.model_info(timeout_s=INFO_TIMEOUT_S)
         except GenerationError as error:
             raise user_error(remote.address, error) from error
         check_input(whole, info)

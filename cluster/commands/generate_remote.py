@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import grpc
 
@@ -14,6 +15,7 @@ from cluster.client import (
     ClientTls,
     Connection,
     GenerationError,
+    ModelInfo,
     Request,
     Response,
     Sampling,
@@ -26,6 +28,9 @@ from cluster.commands.generate import GenerateOptions, GenerateResult
 from cluster.commands.terminal import messages
 from cluster.errors import UserError
 from cluster.serving.settings import read_token
+
+INFO_TIMEOUT_S: Final = 30.0
+"""For the first call, which has a connection to make; without it an address that swallows packets holds forever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +113,15 @@ def _answer(client: Client, options: GenerateOptions, stream: bool, speculate: b
         seed=answer.seed,
         acceptance=None if choice.speculation is None else choice.speculation.acceptance,
     )
+
+
+def ask_model(connection: Connection) -> ModelInfo:
+    """What a server serves. Raises UserError where it doesn't answer."""
+    with Client(connection) as client:
+        try:
+            return client.model_info(timeout_s=INFO_TIMEOUT_S)
+        except GenerationError as error:
+            raise user_error(connection.address, error) from error
 
 
 def user_error(address: str, error: GenerationError) -> UserError:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from cluster.errors import UserError
 
-_FIELDS = ("turns", "question", "prompt")
+_FIELDS = ("turns", "question", "prompt", "problem")
 
 
 def read_questions(file: Path) -> list[str]:
-    """The text of each line's first field of `turns` (its first turn), `question` and `prompt`.
+    """The text of each line's first field of `turns` (its first turn), `question`, `prompt` and `problem`.
 
     Raises UserError for a file or a line that can't be read.
     """

@@ -128,6 +128,16 @@ def test_no_target(tmp_path: Path) -> None:
     assert refused(tmp_path, "pools: {}") == "FILE: model: it is missing; give it"
 
 
+def test_a_colocated_draft_has_no_workers(tmp_path: Path) -> None:
+    colocated = PAIR + "pools: {placement: colocated}\n"
+    assert load(tmp_path, PAIR).has_draft_workers
+    assert not load(tmp_path, colocated).has_draft_workers
+    assert not load(tmp_path, TARGET).has_draft_workers
+    assert "pools.placement is colocated without a draft" in refused(tmp_path, TARGET + "pools: {placement: colocated}")
+    assert "pools.hosts is different without a draft worker" in refused(tmp_path, colocated, "pools.hosts=different")
+    assert "contract is given with pools.placement: colocated" in refused(tmp_path, colocated, "contract.strict=true")
+
+
 def test_what_a_draft_is_needed_for(tmp_path: Path) -> None:
     assert "pools.hosts is different without a draft" in refused(tmp_path, TARGET + "pools: {hosts: different}")
     line = refused(tmp_path, "model: {target: t, num_speculative_tokens: 4}")

@@ -1,0 +1,93 @@
+"""What the engines counted, out of their own pages of Prometheus figures."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+PARTS: Final = ("fuse", "encode", "transfer", "draft", "decode")
+"""Of a round with a draft in another process, as the target's clock has them; `wait` is transfer and draft."""
+
+_STEPS: Final = "vllm:iteration_tokens_total_count"
+_COUNTERS: Final = {
+    "vllm:num_preemptions_total": "preemptions",
+    "vllm:prefix_cache_hits_total": "prefix_cache_hits",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCounters:
+    """Of all replicas together, by name, since they started. `replicas` is how many answered."""
+
+    replicas: int
+    values: Mapping[str, float]
+
+    def since(self, before: "EngineCounters") -> "EngineCounters":
+        """What came after `before`; a gauge, like whether the draft is lost, is as it is now. Nothing where another
+        number of replicas has answered: their sums can't be told apart."""
+        if self.replicas != before.replicas:
+            return EngineCounters(replicas=self.replicas, values={})
+        gained = {
+            name: value if name == "draft_lost" else value - before.values.get(name, 0.0)
+            for name, value in self.values.items()
+        }
+        return EngineCounters(replicas=self.replicas, values=gained)
+
+
+def read_counters(pages: Mapping[str, str | None]) -> EngineCounters:
+    """Add up the pages of the replicas, by name; one that is None didn't answer."""
+    values = defaultdict[str, float](float)
+    answered = [page for page in pages.values() if page is not None]
+    for page in answered:
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if (name := _name(sample.name, sample.labels)) is not None:
+                    values[name] += sample.value
+    return EngineCounters(replicas=len(answered), values=dict(values))
+
+
+def kv_cache_tokens(pages: Mapping[str, str | None]) -> int:
+    """That the targets' KV caches have room for, all together; 0 where no page says it."""
+    tokens = 0
+    for page in filter(None, pages.values()):
+        for family in text_string_to_metric_families(page):
+            if family.name == "vllm:cache_config_info":
+                for sample in family.samples:
+                    tokens += int(sample.labels["num_gpu_blocks"]) * int(sample.labels["block_size"])
+    return tokens
+
+
+def step_figures(counted: EngineCounters, duration_s: float) -> dict[str, float]:
+    """An average engine step, in milliseconds and bytes by part, over `duration_s` of all replicas.
+
+    `target` is what isn't any other part: the target's own step with scheduling and, where requests don't wait, its
+    idle time.
+    """
+    steps = counted.values.get("steps", 0.0)
+    if not steps:
+        return {}
+    whole_ms = 1e3 * duration_s * counted.replicas / steps
+    parts = {part: 1e3 * counted.values.get(part, 0.0) / steps for part in PARTS}
+    figures = {"engine_steps": steps, "step_ms": whole_ms, "step_target_ms": whole_ms - sum(parts.values())}
+    if "rounds" in counted.values:
+        figures |= {f"step_{part}_ms": value for part, value in parts.items()}
+        figures["step_wait_ms"] = parts["transfer"] + parts["draft"]
+        figures |= {name: counted.values[name] / steps for name in ("bytes_to_draft", "bytes_to_target")}
+        figures["draft_lost"] = counted.values["draft_lost"]
+    return figures | {name: counted.values[name] for name in _COUNTERS.values() if name in counted.values}
+
+
+def _name(sample: str, labels: Mapping[str, str]) -> str | None:
+    if sample == _STEPS:
+        return "steps"
+    if sample == "dspark_rounds_total":
+        return "rounds"
+    if sample == "dspark_round_seconds_total":
+        return labels["part"]
+    if sample == "dspark_channel_bytes_total":
+        return f"bytes_{labels['direction']}"
+    if sample == "dspark_draft_lost":
+        return "draft_lost"
+    return _COUNTERS.get(sample)

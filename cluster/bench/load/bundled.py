@@ -1,0 +1,38 @@
+"""Prompts of our own wording, for those who have no file at hand. None is among those that `train-draft` makes."""
+
+from typing import Final
+
+BUNDLED: Final = (
+    "Explain to a new colleague why the night sky is dark although there are so many stars.",
+    "Write a short letter to a neighbour who lent you a ladder, and say that you have broken it.",
+    "A cyclist rides 18 km in the first hour and 24 km in the second. What was the average speed over both hours?",
+    "Compare a bicycle with an electric scooter for someone who commutes 6 km through a hilly town.",
+    "Write a Python function that returns the longest word of a sentence, and explain each line.",
+    "List five things to check before you buy a used laptop, each with one sentence of reason.",
+    "Tell a story of about ten sentences about a lighthouse keeper who finds a message in a bottle.",
+    "What happens inside bread dough while it rises, and why does it matter how warm the kitchen is?",
+    "Three friends share a taxi for 42 euros. One of them pays twice as much as each of the others. Who pays what?",
+    "Give a beginner a plan for the first four weeks of learning to swim.",
+    "Describe how a refrigerator keeps its inside cold, without using formulas.",
+    "Rewrite this in plain words: 'The aforementioned party shall remit payment forthwith upon receipt of goods.'",
+    "Write an SQL query that finds the three customers with the most orders in the last month, and say how it works.",
+    "What are the arguments for and against keeping a cat indoors?",
+    "Suggest a dinner for four people from rice, carrots, eggs and onions, with the steps in their order.",
+    "A tank of 240 litres loses 3 litres an hour through a leak. After how many hours is it three quarters full?",
+    "Summarise the water cycle for a child of eight.",
+    "Draft a polite e-mail that asks a landlord to repair a window before winter.",
+    "What is the difference between weather and climate? Give one example of each.",
+    "Write a bash command that counts the lines of all .py files below a folder, and explain its parts.",
+    "Imagine a town without cars. What would change in the morning, at noon, and in the evening?",
+    "Explain what a hash table is, and when a sorted list would be the better choice.",
+    "Write a review of a restaurant that you liked although the service was slow.",
+    "How would you teach somebody to tie a bowline knot by words alone?",
+    "A shop sells tea at 4.50 a box and coffee at 7.20 a bag. How much do 6 boxes and 3 bags cost together?",
+    "Name four causes of noise in a photograph and what a photographer can do about each.",
+    "Write the opening paragraph of a detective story that takes place in a library.",
+    "What should a hiker do when a thunderstorm comes up above the tree line?",
+    "Explain recursion with the example of folders that contain folders.",
+    "Give three ways to say no to an invitation without hurting the person who invited you.",
+    "Why do ships made of steel float? Answer in one paragraph.",
+    "Plan a quiet day in a big city for a visitor who dislikes crowds.",
+)

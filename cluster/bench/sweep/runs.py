@@ -1,0 +1,91 @@
+"""A sweep's folder: its plan, and a file for each run that has ended. A second start goes on with what is missing."""
+
+import json
+from pathlib import Path
+from typing import Any, Final, Self
+
+from cluster.bench.sweep.plan import BenchPlan, Cell
+from cluster.contract.codec import to_text
+from cluster.errors import UserError
+from cluster.outputs import hold, unwritable, write_whole
+
+RUN_SCHEMA: Final = "dspark-cluster/bench-run/1"
+
+
+class RunFolder:
+    """Held by one process at a time, from construction to `close`."""
+
+    def __init__(self, folder: Path, plan: BenchPlan) -> None:
+        """Raises UserError where the folder can't be had, or is another sweep's."""
+        self._folder = folder
+        plan_file = folder / "plan.json"
+        try:
+            (folder / "runs").mkdir(parents=True, exist_ok=True)
+            self._held = (folder / "lock").open("a")
+        except OSError as error:
+            raise unwritable(folder, error) from error
+        try:
+            hold(self._held, folder)
+            self._tie(plan_file, to_text(plan.to_json()))
+        except OSError as error:  # a file system without locks
+            self._held.close()
+            raise unwritable(folder, error) from error
+        except BaseException:
+            self._held.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._held.close()
+
+    def read(self, cell: Cell, repeat: int) -> dict[str, Any] | None:
+        """A run that has ended, or None. One that failed, or was refused, is none: it is run again."""
+        try:
+            run: dict[str, Any] = json.loads(self._file(cell, repeat).read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self._file(cell, repeat)}", f"it can't be read ({error})", "remove it") from error
+        return run
+
+    def write(self, cell: Cell, repeat: int, run: dict[str, Any]) -> None:
+        """Keep a run, wholly or not at all."""
+        self.write_file(self._file(cell, repeat).relative_to(self._folder), json.dumps({"schema": RUN_SCHEMA, **run}))
+
+    def write_file(self, name: Path, text: str) -> None:
+        """Raises UserError where there is no room for it."""
+        path = self._folder / name
+        try:
+            write_whole(path, text)
+        except OSError as error:
+            raise unwritable(path, error) from error
+
+    def _file(self, cell: Cell, repeat: int) -> Path:
+        return self._folder / "runs" / f"{cell.key}-{repeat}.json"
+
+    def _tie(self, file: Path, plan: str) -> None:
+        if not file.exists():
+            if any((self._folder / "runs").iterdir()):
+                why = "it has runs, and no plan.json that says of what"
+                raise UserError(f"output {self._folder}", why, "choose another --output")
+            self.write_file(Path(file.name), plan)
+            return
+        before = json.loads(file.read_bytes())
+        now = json.loads(plan)
+        other = [key for key in now if before.get(key) != now[key]]
+        if other:
+            raise UserError(
+                f"output {self._folder}",
+                f"it belongs to another sweep, which differs in {', '.join(other)}",
+                "repeat that one's command, or choose another --output",
+            )
+
+
+def is_good(run: dict[str, Any] | None) -> bool:
+    """Whether a run needn't be run again."""
+    return run is not None and not run["why_not"]

@@ -1,0 +1,1 @@
+"""Accuracy on questions with known answers, with speculation and without."""
