@@ -3,11 +3,11 @@
 import shutil
 import subprocess
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from cluster.channel.base import ChannelKind
+from cluster.channel.faults import FaultsConfig
 from cluster.contract.codec import to_plain
 from cluster.contract.errors import ContractViolation
 from cluster.contract.facts import Role
@@ -22,6 +22,7 @@ from cluster.errors import UserError
 from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S, RemoteDraftSettings
 
 DEFAULT_POLICY: Final = Policy()
+NO_FAULTS: Final = FaultsConfig()
 ROLES: Final[tuple[Role, ...]] = ("target", "draft")
 
 COORDINATOR_MODULE: Final = "cluster.control.coordinator_process"
@@ -47,6 +48,7 @@ class SeparateEngine(InProcessEngine):
         stall_limit_s: float | None = None,
         start_timeout_s: float = DEFAULT_START_TIMEOUT_S,
         draft_module: str = DRAFT_MODULE,
+        faults: FaultsConfig = NO_FAULTS,
     ) -> None:
         """`start_timeout_s` is for each thing that one side waits for on the other until they serve, such as to load
         its weights. `draft_module` is what the draft's process runs; tests have one that misbehaves.
@@ -63,10 +65,18 @@ class SeparateEngine(InProcessEngine):
         target, draft = (
             MemberSettings(address=address, role=role, name=role, start_timeout_s=start_timeout_s) for role in ROLES
         )
-        draft_settings = {"member": asdict(draft), "engine_args": draft_engine_args(settings, policy)}
+        draft_settings = {
+            "member": to_plain(draft),
+            "engine_args": draft_engine_args(settings, policy),
+            "faults": to_plain(faults),
+        }
         self._draft = SupervisedProcess("draft", draft_module, draft_settings)
         remote = RemoteDraftSettings(
-            member=target, channel=channel, round_deadline_s=round_deadline_s, stall_limit_s=stall_limit_s
+            member=target,
+            channel=channel,
+            round_deadline_s=round_deadline_s,
+            stall_limit_s=stall_limit_s,
+            faults=faults,
         )
         try:
             # From here on the coordinator knows of both, and tells either of the other's end.

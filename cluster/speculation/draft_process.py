@@ -7,13 +7,15 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from dspark.v1.control_pb2 import EngineSizes
 
 from cluster.channel import Channel
 from cluster.channel.device import DeviceChannel
+from cluster.channel.faults import Faults, FaultsConfig
+from cluster.contract.codec import from_plain
 from cluster.contract.errors import ContractViolation
 from cluster.control.child_process import end_with_parent, read_start
 from cluster.control.member import Member
@@ -42,11 +44,17 @@ class DraftSettings:
     """For vLLM's EngineArgs: those of the target."""
     host: str = LOOPBACK
     """This host's address, as the target's reaches it."""
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    """On purpose, for tests."""
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
-        """What `dataclasses.asdict` made."""
-        return cls(**plain | {"member": MemberSettings(**plain["member"])})
+        """What `to_plain` made."""
+        return cls(
+            **plain
+            | {"member": from_plain(MemberSettings, plain["member"])}
+            | {"faults": from_plain(FaultsConfig, plain.get("faults", {}))}
+        )
 
 
 def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
@@ -63,6 +71,7 @@ def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
     say = _speaker(settings.member.name)
     hosted: HostedSpeculator | None = None
     last_epoch, serves_again = 0, False
+    faults = Faults(settings.faults, "draft")
     while True:
         try:
             with Member(settings.member, vllm_version=vllm_release(), last_epoch=last_epoch) as member:
@@ -83,7 +92,7 @@ def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
                     channel, codec = open_rounds(member, contract, hosted.table_widths, host=settings.host)
                     serves_again = not isinstance(channel, DeviceChannel)
                     say(f"serves rounds of epoch {member.epoch} under contract {contract.digest[:16]}")
-                    say(f"stops serving: {_serve(hosted, channel, codec, epoch=member.epoch)}")
+                    say(f"stops serving: {_serve(hosted, faults.around(channel), codec, epoch=member.epoch)}")
         except ControlError as error:
             if not serves_again:
                 raise

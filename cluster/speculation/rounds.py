@@ -4,9 +4,16 @@ import time
 from dataclasses import dataclass, fields
 
 from cluster.channel import Channel
-from cluster.speculation.messages import MessageCodec, MessageError, NoProposal, ProposeReply, ProposeRequest
+from cluster.speculation.messages import (
+    MessageCodec,
+    MessageError,
+    NoProposal,
+    NoProposalReason,
+    ProposeReply,
+    ProposeRequest,
+)
 from cluster.speculation.pace import Pace
-from cluster.speculation.warm_up import warm_up_requests
+from cluster.speculation.warm_up import WARM_UP_DEADLINE_S, warm_up_requests
 
 
 @dataclass(slots=True)
@@ -75,7 +82,7 @@ class DraftClient:
 
         Raises:
             ChannelError: the draft is gone, or hasn't answered within the deadline.
-            MessageError: the round doesn't fit the agreed sizes.
+            MessageError: the round doesn't fit the agreed sizes, or the peer has others.
         """
         self._step += 1
         deadline_s = time.monotonic() + self._pace.allowed_s(request.num_tokens)
@@ -103,10 +110,11 @@ class DraftClient:
         Raises:
             ChannelError: as of `propose`.
         """
-        times, self.times = self.times, RoundTimes()
+        times, pace = self.times, self._pace
+        self.times, self._pace = RoundTimes(), Pace(deadline_s=WARM_UP_DEADLINE_S, stall_limit_s=None)
         for request in warm_up_requests(self._codec.sizes):
             self.propose(request)
-        self.times = times
+        self.times, self._pace = times, pace
 
     def _answer(self, deadline_s: float) -> tuple[ProposeReply | NoProposal, int, float]:
         """The answer to this step, its bytes, and when it came. What answers an earlier one is late, and dropped; what
@@ -117,6 +125,8 @@ class DraftClient:
             try:
                 answer = self._codec.decode(self._answer_buffer[:num_bytes])
             except MessageError as error:
+                if error.reason is NoProposalReason.WRONG_DIGEST:
+                    raise  # not a byte that was changed, but a peer under another contract
                 unread = NoProposal(epoch=self._epoch, step=self._step, reason=error.reason)
                 return unread, num_bytes, received
             if isinstance(answer, ProposeReply | NoProposal) and self._is_due(answer):
