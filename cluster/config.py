@@ -147,13 +147,13 @@ class ClusterConfig:
     channel: ChannelConfig = field(default_factory=ChannelConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     ray: RayConfig = field(default_factory=RayConfig)
-    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    faults: FaultsConfig | None = None
     """On purpose, for tests."""
     production: bool = False
     """Refuses what is only for tests."""
 
     def __post_init__(self) -> None:
-        if self.production and not self.faults.are_none:
+        if self.production and self.faults is not None:
             raise DocumentError("faults", "given beside production: true", "left out: they are for tests")
         kind = self.channel.kind
         if self.pools.hosts == "different" and kind in ("shm", "cuda_ipc"):

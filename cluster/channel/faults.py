@@ -63,37 +63,37 @@ class KillFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultsConfig:
-    """None, by default."""
+    """With none of them, they may come later (`Faults.begin`)."""
 
     messages: tuple[MessageFault, ...] = ()
     kills: tuple[KillFault, ...] = ()
     seed: int = 0
     """Of the bytes that are corrupted."""
 
-    @property
-    def are_none(self) -> bool:
-        return not self.messages and not self.kills
-
 
 class Faults:
     """One side's, over all channels that it has one after the other."""
 
-    def __init__(self, config: FaultsConfig, side: Side) -> None:
-        self._config = config
+    def __init__(self, config: FaultsConfig | None, side: Side) -> None:
+        self._is_possible = config is not None
         self._side: Side = side
+        self.begin(config or FaultsConfig())
+
+    def begin(self, config: FaultsConfig) -> None:
+        """From now on it is these, counted from here."""
+        self._config = config
         self._random = random.Random(config.seed)
         self._messages: Counter[Message] = Counter()
         self._points: Counter[Point] = Counter()
         self._cut_until_s = 0.0
 
     def around(self, channel: Channel) -> Channel:
-        """The channel with these faults; the channel itself, where this side has none.
+        """The channel with these faults; the channel itself, where the config has no `faults`.
 
         Raises:
             UserError: it carries no messages that could be changed.
         """
-        messages = self._config.messages if self._side == "target" else ()
-        if not messages and not any(kill.at.startswith(self._side) for kill in self._config.kills):
+        if not self._is_possible:
             return channel
         if isinstance(channel, DeviceChannel):
             raise UserError("faults", "the cuda_ipc channel has none to offer", "use shm or gloo, or leave them out")

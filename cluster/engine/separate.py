@@ -22,7 +22,6 @@ from cluster.errors import UserError
 from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S, RemoteDraftSettings
 
 DEFAULT_POLICY: Final = Policy()
-NO_FAULTS: Final = FaultsConfig()
 ROLES: Final[tuple[Role, ...]] = ("target", "draft")
 
 COORDINATOR_MODULE: Final = "cluster.control.coordinator_process"
@@ -48,7 +47,7 @@ class SeparateEngine(InProcessEngine):
         stall_limit_s: float | None = None,
         start_timeout_s: float = DEFAULT_START_TIMEOUT_S,
         draft_module: str = DRAFT_MODULE,
-        faults: FaultsConfig = NO_FAULTS,
+        faults: FaultsConfig | None = None,
     ) -> None:
         """`start_timeout_s` is for each thing that one side waits for on the other until they serve, such as to load
         its weights. `draft_module` is what the draft's process runs; tests have one that misbehaves.

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from dspark.v1.control_pb2 import EngineSizes
@@ -44,7 +44,7 @@ class DraftSettings:
     """For vLLM's EngineArgs: those of the target."""
     host: str = LOOPBACK
     """This host's address, as the target's reaches it."""
-    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    faults: FaultsConfig | None = None
     """On purpose, for tests."""
 
     @classmethod
@@ -53,7 +53,7 @@ class DraftSettings:
         return cls(
             **plain
             | {"member": from_plain(MemberSettings, plain["member"])}
-            | {"faults": from_plain(FaultsConfig, plain.get("faults", {}))}
+            | {"faults": None if plain.get("faults") is None else from_plain(FaultsConfig, plain["faults"])}
         )
 
 

@@ -59,7 +59,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._rejoin: Rejoin[PairedDraft, PairedDraft] | None = None
         self._times = RoundTimes()
         self._pace = Pace(deadline_s=self._settings.round_deadline_s, stall_limit_s=self._settings.stall_limit_s)
-        self._faults = Faults(self._settings.faults, "target")
+        self.faults = Faults(self._settings.faults, "target")
         self._lost: str | None = None
         self._losses = 0
 
@@ -146,7 +146,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         )
         channel, codec = offer_rounds(self._settings, member, contract, options)
         rounds = target_rounds(
-            self._faults.around(channel),
+            self.faults.around(channel),
             codec,
             epoch=member.epoch,
             pace=self._pace,

@@ -1,6 +1,6 @@
 """How a target's engine learns of its draft: plain data, read before torch and vLLM are imported."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from cluster.channel.base import ChannelKind
@@ -32,7 +32,7 @@ class RemoteDraftSettings:
     round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
     stall_limit_s: float | None = None
     """Beyond a round as they have been, after which the target goes on alone; None waits for the deadline."""
-    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    faults: FaultsConfig | None = None
     """On purpose, for tests."""
 
     def to_additional_config(self) -> dict[str, Any]:

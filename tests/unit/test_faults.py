@@ -123,7 +123,9 @@ def test_a_draft_warms_up_before_it_has_a_round(start: Start) -> None:
 
 def test_faults_are_no_part_of_production() -> None:
     plain = {"model": {"target": "t"}, "faults": {"messages": [{"message": "request", "action": "drop"}]}}
-    assert from_plain(ClusterConfig, plain).faults.messages[0].nth == 1
+    faults = from_plain(ClusterConfig, plain).faults
+    assert faults is not None
+    assert faults.messages[0].nth == 1
     with pytest.raises(DocumentError, match="production"):
         from_plain(ClusterConfig, plain | {"production": True})
     with pytest.raises(DocumentError, match="seconds"):
