@@ -1,5 +1,6 @@
 """The rows of the table: each makes one fault happen under load, and compares what came of it with its bar."""
 
+import mmap
 import os
 import signal
 import time
