@@ -61,6 +61,7 @@ class DraftWorker:
             member=self._member,
             engine_args=draft_engine_args(engine_settings(self._config), self._config.contract),
             host=self._host,
+            faults=self._config.faults,
         )
         await asyncio.to_thread(run, settings, self._joined.set)
         end(1)  # a fresh process can serve again, and Ray starts one

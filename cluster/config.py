@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import yaml
 
 from cluster.channel.base import ChannelKind
+from cluster.channel.faults import FaultsConfig
 from cluster.contract.codec import from_plain
 from cluster.contract.errors import DocumentError, require_positive
 from cluster.contract.policy import Policy
@@ -150,8 +151,14 @@ class ClusterConfig:
     channel: ChannelConfig = field(default_factory=ChannelConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    faults: FaultsConfig | None = None
+    """On purpose, for tests."""
+    production: bool = False
+    """Refuses what is only for tests."""
 
     def __post_init__(self) -> None:
+        if self.production and self.faults is not None:
+            raise DocumentError("faults", "given beside production: true", "left out: they are for tests")
         kind = self.channel.kind
         if self.pools.hosts == "different" and kind in ("shm", "cuda_ipc"):
             raise DocumentError(

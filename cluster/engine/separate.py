@@ -3,11 +3,11 @@
 import shutil
 import subprocess
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from cluster.channel.base import ChannelKind
+from cluster.channel.faults import FaultsConfig
 from cluster.contract.codec import to_plain
 from cluster.contract.errors import ContractViolation
 from cluster.contract.facts import Role
@@ -49,6 +49,7 @@ class SeparateEngine(InProcessEngine):
         start_timeout_s: float = DEFAULT_START_TIMEOUT_S,
         draft_module: str = DRAFT_MODULE,
         draft_trace: Path | None = None,
+        faults: FaultsConfig | None = None,
     ) -> None:
         """`start_timeout_s` is for each thing that one side waits for on the other until they serve, such as to load
         its weights. `draft_module` is what the draft's process runs; tests have one that misbehaves.
@@ -68,13 +69,18 @@ class SeparateEngine(InProcessEngine):
         )
         self._draft_trace = draft_trace
         draft_settings = {
-            "member": asdict(draft),
+            "member": to_plain(draft),
             "engine_args": draft_engine_args(settings, policy),
             "trace": None if draft_trace is None else str(draft_trace),
+            "faults": to_plain(faults),
         }
         self._draft = SupervisedProcess("draft", draft_module, draft_settings)
         remote = RemoteDraftSettings(
-            member=target, channel=channel, round_deadline_s=round_deadline_s, stall_limit_s=stall_limit_s
+            member=target,
+            channel=channel,
+            round_deadline_s=round_deadline_s,
+            stall_limit_s=stall_limit_s,
+            faults=faults,
         )
         try:
             # From here on the coordinator knows of both, and tells either of the other's end.

@@ -15,6 +15,8 @@ from dspark.v1.control_pb2 import EngineSizes
 
 from cluster.channel import Channel
 from cluster.channel.device import DeviceChannel
+from cluster.channel.faults import Faults, FaultsConfig
+from cluster.contract.codec import from_plain
 from cluster.contract.errors import ContractViolation
 from cluster.control.child_process import end_with_parent, read_start
 from cluster.control.member import Member
@@ -46,11 +48,17 @@ class DraftSettings:
     """This host's address, as the target's reaches it."""
     trace: str | None = None
     """The file for a trace of the rounds."""
+    faults: FaultsConfig | None = None
+    """On purpose, for tests."""
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
-        """What `dataclasses.asdict` made."""
-        return cls(**plain | {"member": MemberSettings(**plain["member"])})
+        """What `to_plain` made."""
+        return cls(
+            **plain
+            | {"member": from_plain(MemberSettings, plain["member"])}
+            | {"faults": None if plain.get("faults") is None else from_plain(FaultsConfig, plain["faults"])}
+        )
 
 
 def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
@@ -67,6 +75,7 @@ def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
     say = _speaker(settings.member.name)
     hosted: HostedSpeculator | None = None
     last_epoch, serves_again = 0, False
+    faults = Faults(settings.faults, "draft")
     while True:
         try:
             with Member(settings.member, vllm_version=vllm_release(), last_epoch=last_epoch) as member:
@@ -87,7 +96,8 @@ def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
                     channel, codec = open_rounds(member, contract, hosted.table_widths, host=settings.host)
                     serves_again = not isinstance(channel, DeviceChannel)
                     say(f"serves rounds of epoch {member.epoch} under contract {contract.digest[:16]}")
-                    say(f"stops serving: {_serve(settings, hosted, channel, codec, epoch=member.epoch)}")
+                    served = _serve(settings, hosted, faults.around(channel), codec, epoch=member.epoch)
+                    say(f"stops serving: {served}")
         except ControlError as error:
             if not serves_again:
                 raise

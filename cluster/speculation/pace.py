@@ -1,19 +1,20 @@
 """How long rounds take, by their size, and from that when one is overdue."""
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Final
 
-_KNOWN_AFTER: Final = 3
-"""Rounds of a size: the first ones compile, and page memory in."""
+_FIRST_ROUNDS: Final = 3
+"""Of a size; they compile, and page memory in, and say nothing about later ones."""
 
-_DECAY: Final = 0.99
-"""Of the longest round so far, each time: an hour-old outlier shall not hide a draft that hangs."""
+_REMEMBERED: Final = 64
+"""An outlier of minutes ago shall not hide a draft that hangs."""
 
 
 @dataclass(slots=True)
 class _Size:
     rounds: int = 0
-    longest_s: float = 0.0
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
 
 class Pace:
@@ -28,12 +29,13 @@ class Pace:
 
     def allowed_s(self, num_tokens: int) -> float:
         size = self._sizes.get(num_tokens.bit_length())
-        if self._stall_limit_s is None or size is None or size.rounds < _KNOWN_AFTER:
+        if self._stall_limit_s is None or size is None or not size.seconds:
             return self.deadline_s
-        return min(size.longest_s + self._stall_limit_s, self.deadline_s)
+        return min(max(size.seconds) + self._stall_limit_s, self.deadline_s)
 
     def took(self, num_tokens: int, seconds: float) -> None:
         """A round has been answered."""
         size = self._sizes.setdefault(num_tokens.bit_length(), _Size())
         size.rounds += 1
-        size.longest_s = max(seconds, size.longest_s * _DECAY)
+        if size.rounds > _FIRST_ROUNDS:
+            size.seconds.append(seconds)

@@ -10,6 +10,7 @@ import torch
 from dspark.v1.control_pb2 import RoundOptions
 
 from cluster.channel import ChannelError
+from cluster.channel.faults import Faults
 from cluster.contract.contract import KVContract
 from cluster.control.member import Member
 from cluster.engine.tracing import range_of
@@ -59,6 +60,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._rejoin: Rejoin[PairedDraft, PairedDraft] | None = None
         self._times = RoundTimes()
         self._pace = Pace(deadline_s=self._settings.round_deadline_s, stall_limit_s=self._settings.stall_limit_s)
+        self.faults = Faults(self._settings.faults, "target")
         self._lost: str | None = None
         self._losses = 0
 
@@ -145,7 +147,12 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         )
         channel, codec = offer_rounds(self._settings, member, contract, options)
         rounds = target_rounds(
-            channel, codec, epoch=member.epoch, pace=self._pace, device=self.device, times=self._times
+            self.faults.around(channel),
+            codec,
+            epoch=member.epoch,
+            pace=self._pace,
+            device=self.device,
+            times=self._times,
         )
         member.on_silent_peer(rounds.abort)
         return PairedDraft(epoch=member.epoch, rounds=rounds)

@@ -14,7 +14,7 @@ from cluster.speculation.messages import (
     ProposeRequest,
 )
 from cluster.speculation.pace import Pace
-from cluster.speculation.warm_up import warm_up_requests
+from cluster.speculation.warm_up import WARM_UP_DEADLINE_S, warm_up_requests
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class DraftClient:
 
         Raises:
             ChannelError: the draft is gone, or hasn't answered within the deadline.
-            MessageError: the round doesn't fit the agreed sizes.
+            MessageError: the round doesn't fit the agreed sizes, or the peer has others.
         """
         self._step += 1
         deadline_s = time.monotonic() + self._pace.allowed_s(request.num_tokens)
@@ -113,10 +113,11 @@ class DraftClient:
         Raises:
             ChannelError: as of `propose`.
         """
-        times, self.times = self.times, RoundTimes()
+        times, pace = self.times, self._pace
+        self.times, self._pace = RoundTimes(), Pace(deadline_s=WARM_UP_DEADLINE_S, stall_limit_s=None)
         for request in warm_up_requests(self._codec.sizes):
             self.propose(request)
-        self.times = times
+        self.times, self._pace = times, pace
 
     def _answer(self, awaited: AwaitedReply, deadline_s: float) -> tuple[ProposeReply | NoProposal, int, float]:
         """The answer to this step, its bytes, and when it came. What answers an earlier one is late, and dropped; what

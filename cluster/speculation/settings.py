@@ -1,9 +1,11 @@
 """How a target's engine learns of its draft: plain data, read before torch and vLLM are imported."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from cluster.channel.base import ChannelKind
+from cluster.channel.faults import FaultsConfig
+from cluster.contract.codec import from_plain, to_plain
 from cluster.control.settings import MemberSettings
 
 REMOTE_DRAFT: Final = "remote_draft"
@@ -30,13 +32,14 @@ class RemoteDraftSettings:
     round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
     stall_limit_s: float | None = None
     """Beyond a round as they have been, after which the target goes on alone; None waits for the deadline."""
+    faults: FaultsConfig | None = None
+    """On purpose, for tests."""
 
     def to_additional_config(self) -> dict[str, Any]:
         """For vLLM's `additional_config`."""
-        return {REMOTE_DRAFT: asdict(self)}
+        return {REMOTE_DRAFT: to_plain(self)}
 
 
 def remote_draft_settings(additional_config: dict[str, Any]) -> RemoteDraftSettings:
     """What `to_additional_config` made."""
-    plain = additional_config[REMOTE_DRAFT]
-    return RemoteDraftSettings(**plain | {"member": MemberSettings(**plain["member"])})
+    return from_plain(RemoteDraftSettings, additional_config[REMOTE_DRAFT])

@@ -8,6 +8,10 @@ import numpy as np
 from cluster.speculation.messages import ProposeRequest, RoundSizes
 from cluster.speculation.messages.sizes import WIRE_DTYPES
 
+WARM_UP_DEADLINE_S: Final = 10.0
+"""For each. A CPU's interpreter takes seconds for its first round; a draft that has none to give isn't to be waited for
+as long as one that a request needs."""
+
 _PROMPT_TOKENS: Final = 64
 
 

@@ -16,6 +16,7 @@ from cluster.channel import ChannelAddress, ChannelError, ChannelUnavailable, ch
 from cluster.channel.device import DeviceChannel
 from cluster.speculation.draft_rounds import DeviceDraft
 from cluster.speculation.messages import max_notice_bytes, max_reply_bytes, max_request_bytes
+from cluster.speculation.rounds import RoundTimes
 from cluster.speculation.target_rounds import DeviceRounds
 from tests.rounds import CODEC, DEADLINE_S, SIZES, K, Recording, drafts_of, round_of
 
@@ -67,7 +68,7 @@ def start() -> Iterator[Start]:
         channel = offer.accept(time.monotonic() + START_TIMEOUT_S)
         assert ours.poll(START_TIMEOUT_S)
         assert isinstance(channel, DeviceChannel)
-        pair = Pair(DeviceRounds(channel, CODEC, epoch=1, deadline_s=DEADLINE_S, device=GPU), draft)
+        pair = Pair(DeviceRounds(channel, CODEC, epoch=1, deadline_s=DEADLINE_S, device=GPU, times=RoundTimes()), draft)
         pairs.append(pair)
         return pair
 

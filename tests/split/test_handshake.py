@@ -41,8 +41,9 @@ from cluster.speculation.messages import (
     max_reply_bytes,
     max_request_bytes,
 )
+from cluster.speculation.pace import Pace
 from cluster.speculation.pairing import offer_rounds, open_rounds
-from cluster.speculation.rounds import DraftClient
+from cluster.speculation.rounds import DraftClient, RoundTimes
 from cluster.speculation.settings import RemoteDraftSettings
 from tests.control import CONTRACT, coordinator, join, pair_up, together
 
@@ -122,7 +123,8 @@ def served(pair: Pair, *, epoch: int = 1) -> threading.Thread:
 
 
 def client(pair: Pair, *, epoch: int = 1, deadline_s: float = 10.0, digest: str = DIGEST) -> DraftClient:
-    return DraftClient(pair.channel, MessageCodec(SIZES, digest), epoch=epoch, deadline_s=deadline_s)
+    pace = Pace(deadline_s=deadline_s, stall_limit_s=None)
+    return DraftClient(pair.channel, MessageCodec(SIZES, digest), epoch=epoch, pace=pace, times=RoundTimes())
 
 
 def test_rounds_go_there_and_back_until_the_target_closes(pair: Pair) -> None:
@@ -258,7 +260,11 @@ def test_a_draft_whose_target_dies_before_it_loads_ends_and_says_so(tmp_path: Pa
         process.stdin.write(json.dumps(start) + "\n")
         process.stdin.flush()
         assert os.read(read, 1)
-    _, said = process.communicate(timeout=60)
+    assert process.stderr is not None
+    said = process.stderr.read()
+    process.wait(60)
+    process.stdin.close()
+    process.stderr.close()
     os.close(read)
     os.close(write)
     assert process.returncode == 2

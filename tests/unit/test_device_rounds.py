@@ -32,6 +32,7 @@ from cluster.speculation.messages import (  # noqa: E402
     max_reply_bytes,
     max_request_bytes,
 )
+from cluster.speculation.rounds import RoundTimes  # noqa: E402
 from cluster.speculation.target_rounds import DeviceRounds  # noqa: E402
 from cluster.speculation.watch import RoundWatch  # noqa: E402
 from tests.rounds import CODEC, CPU, DEADLINE_S, SIZES, K, Recording, drafts_of, round_of  # noqa: E402
@@ -100,7 +101,7 @@ def channel() -> EagerChannel:
 
 @pytest.fixture
 def target(channel: EagerChannel) -> Iterator[DeviceRounds]:
-    rounds = DeviceRounds(channel, CODEC, epoch=1, deadline_s=DEADLINE_S, device=CPU)
+    rounds = DeviceRounds(channel, CODEC, epoch=1, deadline_s=DEADLINE_S, device=CPU, times=RoundTimes())
     yield rounds
     rounds.close()
 
@@ -174,7 +175,7 @@ def test_a_stream_that_waits_for_a_draft_that_is_gone_goes_on_without_a_proposal
 
 
 def test_a_round_past_its_deadline_is_the_last(channel: EagerChannel) -> None:
-    target = DeviceRounds(channel, CODEC, epoch=1, deadline_s=0.1, device=CPU)
+    target = DeviceRounds(channel, CODEC, epoch=1, deadline_s=0.1, device=CPU, times=RoundTimes())
     round, tables = round_of([2, 1])
     drafts = drafts_of(2)
     target.propose(round, tables, drafts)
@@ -186,7 +187,7 @@ def test_a_round_past_its_deadline_is_the_last(channel: EagerChannel) -> None:
 
 def test_a_late_reply_does_not_hold_the_stream_up_again(channel: EagerChannel) -> None:
     """A lost draft's stream sets the flag back to a step that is long over; another round's wait is yet to come."""
-    target = DeviceRounds(channel, CODEC, epoch=1, deadline_s=0.05, device=CPU)
+    target = DeviceRounds(channel, CODEC, epoch=1, deadline_s=0.05, device=CPU, times=RoundTimes())
     round, tables = round_of([1])
     target.propose(round, tables, drafts_of(1))
     channel.write(Flag.REPLY, 0)

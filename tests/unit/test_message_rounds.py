@@ -10,6 +10,8 @@ import torch
 from cluster.channel import Channel, offer_channel, open_channel
 from cluster.speculation.draft_rounds import serve_rounds
 from cluster.speculation.messages import max_reply_bytes, max_request_bytes
+from cluster.speculation.pace import Pace
+from cluster.speculation.rounds import RoundTimes
 from cluster.speculation.target_rounds import TargetRounds, target_rounds
 from tests.rounds import CODEC, CPU, DEADLINE_S, SIZES, K, Recording, drafts_of, round_of
 
@@ -29,7 +31,8 @@ def channels() -> tuple[Channel, Channel]:
 
 @pytest.fixture
 def target(channels: tuple[Channel, Channel]) -> Iterator[TargetRounds]:
-    rounds = target_rounds(channels[0], CODEC, epoch=1, deadline_s=DEADLINE_S, device=CPU)
+    pace = Pace(deadline_s=DEADLINE_S, stall_limit_s=None)
+    rounds = target_rounds(channels[0], CODEC, epoch=1, pace=pace, device=CPU, times=RoundTimes())
     yield rounds
     rounds.close()
 

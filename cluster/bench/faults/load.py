@@ -1,0 +1,82 @@
+"""A load on one pair, something that happens in its middle, and what its requests saw of that."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cluster.engine.in_process import GenerationRequest, InProcessEngine
+
+Tokens = tuple[int, ...]
+
+_PROMPT_TOKENS = (4, 40)
+_ANSWER_TOKENS = (12, 32)
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """Of a load. A gap is the time between two steps' outputs."""
+
+    answers: list[Tokens]
+    finished: int
+    seconds: float
+    gaps: list[float] = field(default_factory=list)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(map(len, self.answers)) / self.seconds
+
+    @property
+    def longest_gap(self) -> float:
+        return max(self.gaps)
+
+    @property
+    def usual_gap(self) -> float:
+        """The longest but for one in a hundred."""
+        return statistics.quantiles(self.gaps, n=100)[-1]
+
+    def failed(self, expected: Sequence[Tokens]) -> int:
+        """Requests without an end, or with other tokens than they should have."""
+        pairs = zip(self.answers, expected, strict=True)
+        return sum(answer != right for answer, right in pairs) + len(self.answers) - self.finished
+
+
+def some_requests(count: int, *, vocab_size: int, seed: int = 0) -> list[GenerationRequest]:
+    """Greedy ones, of unequal length; each third begins as the one before it, for the prefix cache."""
+    choose = random.Random(seed)
+    requests: list[GenerationRequest] = []
+    for index in range(count):
+        prompt = tuple(choose.randrange(vocab_size) for _ in range(choose.randint(*_PROMPT_TOKENS)))
+        if index % 3 == 2:
+            prompt = (*requests[-1].prompt_token_ids, *prompt[:4])
+        most = choose.randint(*_ANSWER_TOKENS)
+        requests.append(GenerationRequest(prompt_token_ids=prompt, max_tokens=most, ignore_eos=True))
+    return requests
+
+
+def run_load(
+    engine: InProcessEngine,
+    requests: Sequence[GenerationRequest],
+    events: Mapping[int, Callable[[], None]] | None = None,
+) -> Outcome:
+    """Run them all together; an event happens when so many requests have ended."""
+    answers: list[list[int]] = [[] for _ in requests]
+    waiting = dict(events or {})
+    finished, gaps = 0, []
+    begun = last = time.monotonic()
+    for delta in engine.stream(requests):
+        now = time.monotonic()
+        gaps.append(now - last)
+        last = now
+        answers[delta.index].extend(delta.token_ids)
+        if delta.finish_reason is not None:
+            finished += 1
+            if finished in waiting:
+                waiting.pop(finished)()
+    return Outcome(
+        answers=[tuple(answer) for answer in answers],
+        finished=finished,
+        seconds=time.monotonic() - begun,
+        gaps=gaps,
+    )

@@ -1,0 +1,288 @@
+"""The rows of the table: each makes one fault happen under load, and compares what came of it with its bar."""
+
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cluster.bench.faults.load import Outcome, Tokens, run_load, some_requests
+from cluster.channel.faults import FaultsConfig, MessageFault
+from cluster.channel.segment import DIRECTORY
+from cluster.engine.in_process import GenerationRequest, InProcessEngine
+from cluster.engine.separate import SeparateEngine
+from cluster.errors import UserError
+
+STALL_BAR_S: Final = 0.2
+PLAIN_SPEED_BAR: Final = 0.95
+GROWTH_BAR: Final = 0.01
+
+REJOIN_TIMEOUT_S: Final = 240.0
+"""For a draft's process to start again, import vLLM and load, on a machine that does other things."""
+
+_KINDS: Final = ("request", "reply")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measured value and its bar, as a person reads them."""
+
+    name: str
+    value: str
+    is_met: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One fault."""
+
+    fault: str
+    requests: int
+    figures: tuple[Figure, ...]
+    seconds: float
+
+    @property
+    def is_met(self) -> bool:
+        return all(figure.is_met for figure in self.figures)
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """A pair whose channel can have faults, the same target without a draft, and what that answers."""
+
+    pair: SeparateEngine
+    plain: InProcessEngine
+    requests: Sequence[GenerationRequest]
+    expected: Sequence[Tokens]
+    calm: Outcome
+    """The load without a fault."""
+    vocab_size: int
+
+    @classmethod
+    def begin(cls, pair: SeparateEngine, plain: InProcessEngine, count: int) -> "Bench":
+        """Warms both engines up. `count` requests make a load."""
+        vocab_size = pair.vllm_engine.vllm_config.model_config.get_vocab_size()
+        requests = some_requests(count, vocab_size=vocab_size)
+        run_load(pair, requests)
+        return cls(
+            pair=pair,
+            plain=plain,
+            requests=requests,
+            expected=run_load(plain, requests).answers,
+            calm=run_load(pair, requests),
+            vocab_size=vocab_size,
+        )
+
+    def killed(self, times: int) -> Row:
+        """The draft's process, by SIGKILL."""
+
+        def kill() -> None:
+            self.pair.draft_process.send_signal(signal.SIGKILL)
+
+        return self._lost("draft killed", [self._load_with(kill) for _ in range(times)])
+
+    def stopped(self) -> Row:
+        """The draft's process, by SIGSTOP, for a third of a load; then it goes on."""
+        process = self.pair.draft_process
+        third = len(self.requests) // 3
+        outcome = run_load(
+            self.pair,
+            self.requests,
+            {
+                third: lambda: process.send_signal(signal.SIGSTOP),
+                2 * third: lambda: process.send_signal(signal.SIGCONT),
+            },
+        )
+        return self._lost("draft stopped and continued", [(outcome, self._await_draft())])
+
+    def cut(self, seconds: float) -> Row:
+        """The network between the two."""
+        fault = MessageFault(message="request", action="cut", seconds=seconds)
+        outcome = self._load_with(lambda: self._begin_faults(FaultsConfig(messages=(fault,))))
+        return self._lost(f"network cut for {seconds:g} s", [outcome])
+
+    def away(self) -> Row:
+        """How fast the target is without its draft, which stands still: by turns with the same target that never had
+        one."""
+        begun = time.monotonic()
+        process = self.pair.draft_process
+        process.send_signal(signal.SIGSTOP)
+        run_load(self.pair, self.requests[:2])  # the draft is lost here
+        lost_s = time.monotonic()
+        alone, plain = [], []
+        half = len(self.requests) // 2
+        for part in (self.requests[:half], self.requests[half:]):
+            plain.append(run_load(self.plain, part))
+            alone.append(run_load(self.pair, part))
+        was_away = self.pair.speculator.draft_epoch == 0
+        process.send_signal(signal.SIGCONT)
+        speed = _speed(alone) / _speed(plain)
+        self._await_draft()
+        return Row(
+            fault="draft away",
+            requests=2 * half,
+            figures=(
+                Figure(name="speed of plain", value=f"{speed:.0%}", is_met=speed >= PLAIN_SPEED_BAR and was_away),
+                Figure(name="lost after", value=f"{lost_s - begun:.2f} s", is_met=True),
+            ),
+            seconds=time.monotonic() - begun,
+        )
+
+    def bad_messages(self, every: int) -> Row:
+        """One in `every` request and reply is corrupt, truncated, repeated or out of order, by turns."""
+        begun = time.monotonic()
+        actions = ("corrupt", "truncate", "duplicate", "reorder")
+        faults = [
+            MessageFault(message=kind, action=action, nth=1 + every * turn, every=every * len(actions))  # type: ignore[arg-type]
+            for kind in _KINDS
+            for turn, action in enumerate(actions)
+        ]
+        losses = self.pair.speculator.report.losses
+        self._begin_faults(FaultsConfig(messages=tuple(faults)))
+        outcome = run_load(self.pair, self.requests)
+        self._begin_faults(FaultsConfig())
+        failed = outcome.failed(self.expected)
+        lost = self.pair.speculator.report.losses - losses
+        self._await_draft()
+        return Row(
+            fault=f"1 in {every} messages corrupt, truncated, repeated, out of order",
+            requests=len(self.requests),
+            figures=(
+                Figure(name="failed or not exact", value=str(failed), is_met=failed == 0),
+                Figure(name="pairs begun again", value=str(lost), is_met=True),
+            ),
+            seconds=time.monotonic() - begun,
+        )
+
+    def cancels(self, count: int) -> Row:
+        """Requests that are given up after a step or two."""
+        begun = time.monotonic()
+        blocks = self.pair.vllm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+        free = blocks.get_num_free_blocks()
+        done = 0
+        while done < count:
+            some = [self.requests[(done + each) % len(self.requests)] for each in range(min(8, count - done))]
+            stream = self.pair.stream(some)
+            next(stream)
+            stream.close()
+            done += len(some)
+        run_load(self.pair, self.requests[:1])  # vLLM frees what was aborted in its next step
+        leaked = free - blocks.get_num_free_blocks()
+        return Row(
+            fault=f"{count:,} cancels",
+            requests=count,
+            figures=(
+                Figure(name="leaked blocks", value=str(leaked), is_met=leaked == 0),
+                # The draft keeps nothing of a request but what lies under the target's block ids.
+                Figure(name="of the draft's own", value="0: it has none to allocate", is_met=True),
+            ),
+            seconds=time.monotonic() - begun,
+        )
+
+    def soak(self, seconds: float) -> Row:
+        """Mixed load: memory, descriptors and segments, from the middle of it, when all is warm, to its end."""
+        begun = time.monotonic()
+        middle: _Held | None = None
+        loads = 0
+        while time.monotonic() - begun < seconds or middle is None:
+            requests = some_requests(len(self.requests), vocab_size=self.vocab_size, seed=1 + loads % 4)
+            run_load(self.pair, requests)
+            self.cancels(8)
+            loads += 1
+            if middle is None and time.monotonic() - begun >= seconds / 2:
+                middle = self._held()
+        growth = self._held().growth_since(middle)
+        return Row(
+            fault=f"{seconds:g} s of mixed load",
+            requests=loads * (len(self.requests) + 8),
+            figures=tuple(
+                Figure(name=f"growth of {name}", value=f"{share:+.2%}", is_met=share < GROWTH_BAR)
+                for name, share in growth.items()
+            ),
+            seconds=time.monotonic() - begun,
+        )
+
+    def _load_with(self, event: Callable[[], None]) -> tuple[Outcome, float]:
+        """A load in whose first third it happens, and the seconds from there until the draft was back."""
+        happened: list[float] = []
+
+        def happen() -> None:
+            event()
+            happened.append(time.monotonic())
+
+        outcome = run_load(self.pair, self.requests, {len(self.requests) // 3: happen})
+        back_s = self._await_draft()
+        return outcome, back_s - happened[0]
+
+    def _lost(self, fault: str, outcomes: Sequence[tuple[Outcome, float]]) -> Row:
+        failed = sum(outcome.failed(self.expected) for outcome, _ in outcomes)
+        stall = max(outcome.longest_gap for outcome, _ in outcomes) - self.calm.longest_gap
+        after = run_load(self.pair, self.requests)
+        failed += after.failed(self.expected)
+        return Row(
+            fault=fault,
+            requests=len(self.requests) * (len(outcomes) + 1),
+            figures=(
+                Figure(name="failed or not exact", value=str(failed), is_met=failed == 0),
+                Figure(
+                    name="longest stall beyond a step",
+                    value=f"{1e3 * max(0.0, stall):.0f} ms",
+                    is_met=stall <= STALL_BAR_S,
+                ),
+                Figure(name="draft back after", value=_seconds([back for _, back in outcomes]), is_met=True),
+            ),
+            seconds=sum(outcome.seconds for outcome, _ in outcomes) + after.seconds,
+        )
+
+    def _await_draft(self) -> float:
+        """When there is one again, by `time.monotonic()`. Raises UserError where none comes."""
+        deadline_s = time.monotonic() + REJOIN_TIMEOUT_S
+        while self.pair.speculator.draft_epoch == 0:
+            if time.monotonic() > deadline_s:
+                raise UserError(
+                    "the draft", f"it isn't back in {REJOIN_TIMEOUT_S:g} s", "look at what its process wrote last"
+                )
+            time.sleep(0.01)
+        return time.monotonic()
+
+    def _begin_faults(self, faults: FaultsConfig) -> None:
+        self.pair.speculator.faults.begin(faults)
+
+    def _held(self) -> "_Held":
+        return _Held.of([os.getpid(), self.pair.draft_process.pid])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What processes have of the machine."""
+
+    memory: int
+    descriptors: int
+    segments: int
+
+    @classmethod
+    def of(cls, pids: Sequence[int]) -> "_Held":
+        folders = [Path(f"/proc/{pid}") for pid in pids]
+        pages = sum(int((folder / "statm").read_text().split()[1]) for folder in folders)
+        return cls(
+            memory=pages * mmap.PAGESIZE,
+            descriptors=sum(len(list((folder / "fd").iterdir())) for folder in folders),
+            segments=len(list(DIRECTORY.glob("dspark-cluster.*"))),
+        )
+
+    def growth_since(self, before: "_Held") -> dict[str, float]:
+        """The share that came on, of each."""
+        names = ("memory", "descriptors", "segments")
+        return {name: (getattr(self, name) - getattr(before, name)) / max(1, getattr(before, name)) for name in names}
+
+
+def _speed(outcomes: Sequence[Outcome]) -> float:
+    return sum(sum(map(len, outcome.answers)) for outcome in outcomes) / sum(outcome.seconds for outcome in outcomes)
+
+
+def _seconds(values: Sequence[float]) -> str:
+    least, greatest = min(values), max(values)
+    return f"{least:.1f} s" if len(values) == 1 else f"{least:.1f}–{greatest:.1f} s"
