@@ -32,7 +32,7 @@ _START_TIMEOUT_S: Final = 120.0
 """It takes 6 s on an idle machine of two cores, and 30 s where others start too."""
 
 AGENT_PATIENCE: Final = ("RAY_agent_register_timeout_ms", "120000")
-"""Of the environment: a node whose agents aren't there by then ends. By Ray's default, 15 s, on a busy machine it does."""
+"""Of the environment: a node ends whose agents aren't there by then. Ray's own 15 s are too few on a busy machine."""
 
 _STOP_TIMEOUT_S: Final = 45.0
 """It takes 4 s. A Ray that still has actors waits 30 s for them."""
