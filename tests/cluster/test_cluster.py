@@ -161,7 +161,7 @@ def test_status_tells_what_runs(running: Running) -> None:
     assert now["gateway"]["address"] == running.address
     targets = now["targets"].values()
     assert [target["ready"] for target in targets] == [True, True]
-    assert now["requests"] == sum(target["requests"] for target in targets) == NUM_STREAMS
+    assert now["requests"] == sum(target["requests"] for target in targets) >= NUM_STREAMS  # more, if some were moved
     assert min(target["requests"] for target in targets) > 0
     assert [target["running"] for target in targets] == [0, 0]
     assert now["acceptance"]["acceptance_length"] > 1
@@ -279,7 +279,7 @@ def test_an_engines_process_ends_with_its_actor(running: Running, expected: list
 def test_down_leaves_nothing(running: Running) -> None:
     result = run("down", "--address", running.ray, "--namespace", NAMESPACE)
     assert result.returncode == 0, result.stderr
-    assert f"stopped coordinator, {', '.join(DRAFTS)}, gateway, {TARGETS[1]}" in result.stderr
+    assert all(name in result.stderr for name in ("stopped coordinator", *DRAFTS, "gateway", TARGETS[1]))
     assert not [each for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE]
     again = run("status", "--address", running.ray, "--namespace", NAMESPACE)
     assert again.returncode == 2
