@@ -51,6 +51,10 @@ _RAY_START: Final = (
     "--include-dashboard=false",
     "--disable-usage-stats",
     f"--object-store-memory={_OBJECT_STORE_BYTES}",
+    # Free ports: Ray's own choices are fixed, and a second Ray on the machine would end for them.
+    "--dashboard-agent-listen-port=0",
+    "--min-worker-port=0",
+    "--max-worker-port=0",
 )
 
 
@@ -124,7 +128,7 @@ def start_local_ray() -> LocalRay:
     environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)} | dict([AGENT_PATIENCE])
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*_RAY_START, f"--port={port}", f"--temp-dir={folder}"],
+            [*_RAY_START, f"--port={port}", f"--ray-client-server-port={_free_port()}", f"--temp-dir={folder}"],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
