@@ -32,7 +32,7 @@ _START_TIMEOUT_S: Final = 120.0
 """It takes 6 s on an idle machine of two cores, and 30 s where others start too."""
 
 AGENT_PATIENCE: Final = ("RAY_agent_register_timeout_ms", "120000")
-"""Of the environment: a node whose agents aren't there by then ends. By Ray's default, 15 s, a busy machine's does."""
+"""Of the environment: a node ends whose agents aren't there by then. Ray's own 15 s are too few on a busy machine."""
 
 _STOP_TIMEOUT_S: Final = 45.0
 """It takes 4 s. A Ray that still has actors waits 30 s for them."""
@@ -51,6 +51,10 @@ _RAY_START: Final = (
     "--include-dashboard=false",
     "--disable-usage-stats",
     f"--object-store-memory={_OBJECT_STORE_BYTES}",
+    # Free ports: Ray's own choices are fixed, and a second Ray on the machine would end for them.
+    "--dashboard-agent-listen-port=0",
+    "--min-worker-port=0",
+    "--max-worker-port=0",
 )
 
 
@@ -124,7 +128,7 @@ def start_local_ray() -> LocalRay:
     environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)} | dict([AGENT_PATIENCE])
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*_RAY_START, f"--port={port}", f"--temp-dir={folder}"],
+            [*_RAY_START, f"--port={port}", f"--ray-client-server-port={_free_port()}", f"--temp-dir={folder}"],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,

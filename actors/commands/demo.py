@@ -46,12 +46,12 @@ def demo(prompt: str, *, json_output: bool) -> None:
         drafted = replace(drafted, rounds=_times().since(before))
         # The same cluster, whose draft is asked nevertheless: this shows the tokens, not the target's speed alone.
         plain = answer_remote(remote, options, stream=False, speculate=False)
-    if json_output:
-        print(json.dumps(drafted.to_json() | {"without_drafts": plain.to_json()}))
-        return
-    same = "the same tokens" if plain.token_ids == drafted.token_ids else "OTHER TOKENS"
-    messages.print(drafted.summary(), style="dim", soft_wrap=True)
-    messages.print(f"without drafts: {same}", style="dim", soft_wrap=True)
+        if json_output:
+            print(json.dumps(drafted.to_json() | {"without_drafts": plain.to_json()}))
+            return
+        same = "the same tokens" if plain.token_ids == drafted.token_ids else "OTHER TOKENS"
+        messages.print(drafted.summary(), style="dim", soft_wrap=True)
+        messages.print(f"without drafts: {same}", style="dim", soft_wrap=True)
 
 
 def _times() -> RoundTimes:

@@ -163,7 +163,7 @@ def test_status_tells_what_runs(running: Running) -> None:
     assert now["gateway"]["address"] == running.address
     targets = now["targets"].values()
     assert [target["ready"] for target in targets] == [True, True]
-    assert now["requests"] == sum(target["requests"] for target in targets) == NUM_STREAMS
+    assert now["requests"] == sum(target["requests"] for target in targets) >= NUM_STREAMS  # more, if some were moved
     assert min(target["requests"] for target in targets) > 0
     assert [target["running"] for target in targets] == [0, 0]
     assert now["acceptance"]["acceptance_length"] > 1
@@ -282,7 +282,7 @@ def test_down_leaves_nothing(running: Running) -> None:
     draft = process_of(DRAFTS[0])
     result = run("down", "--address", running.ray, "--namespace", NAMESPACE)
     assert result.returncode == 0, result.stderr
-    assert f"stopped coordinator, {', '.join(DRAFTS)}, gateway, {TARGETS[1]}" in result.stderr
+    assert all(name in result.stderr for name in ("stopped coordinator", *DRAFTS, "gateway", TARGETS[1]))
     assert not [each for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE]
     eventually(lambda: not lives(draft), deadline_s=SHORT_DEADLINE_S)
     assert not list(DIRECTORY.glob(f"dspark-cluster.*.{draft}.*"))

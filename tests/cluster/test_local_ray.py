@@ -1,14 +1,18 @@
-"""The Ray that `up` starts where there is none, and that ends with the cluster."""
+"""The Ray that a command starts where there is none, and that ends with the cluster."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from actors.local_ray import find_local_ray, start_local_ray
+from tests.checkpoints import make_pair
 
-DEADLINE_S = 180
+DEADLINE_S = 400
+"""A whole cluster may start in it, on a machine that does other things."""
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +71,36 @@ def test_there_is_no_cluster_to_ask(command: str) -> None:
         "dspark-cluster: no cluster: this machine has none; start one with `dspark-cluster up`, or name one by "
         "--address\n"
     )
+
+
+def test_a_batch_brings_its_own_cluster_and_leaves_nothing(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("batch")
+    pair = make_pair("qwen3-dspark-agreeing", folder)
+    config = {
+        "model": {"target": str(pair.target), "draft": str(pair.draft)},
+        "engine": {"max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 64, "num_gpu_blocks": 16},
+        "gateway": {"port": 0},
+    }
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(config))
+    lines = [{"token_ids": [start, start + 1], "max_tokens": 12, "ignore_eos": True} for start in (7, 40, 100)]
+    (folder / "prompts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    result = run(
+        "batch",
+        "--config",
+        folder / "cluster.yaml",
+        "--input",
+        folder / "prompts.jsonl",
+        "--output",
+        folder / "out.jsonl",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "starts Ray on this machine" in result.stderr
+    assert "pair 0: epoch 1, contract " in result.stderr
+    assert "stopped coordinator, draft-0, gateway, target-0" in result.stderr
+    answers = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    assert sorted(answer["index"] for answer in answers) == [0, 1, 2]
+    assert {len(answer["choices"][0]["token_ids"]) for answer in answers} == {12}
+    assert find_local_ray() is None
+    assert not list(tmp_path.iterdir())

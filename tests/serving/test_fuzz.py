@@ -58,6 +58,8 @@ class Fuzz:
         fuzzer = RequestFuzzer(seed)
         while self._more():
             await self._call(stub, fuzzer)
+            if self.statuses.total() % 1000 == 0:
+                print(f"{self.statuses.total():,} requests so far", flush=True)
 
     async def _call(self, stub: pb_grpc.GenerationServiceStub, fuzzer: RequestFuzzer) -> None:
         request: object = None
