@@ -39,7 +39,7 @@ if [[ $(state) != *@(PENDING|RUNNING)* ]]; then
     cp -L "$config" "$folder/cluster.yaml"
     # It fails where another has submitted it since.
     ray job submit --no-wait --submission-id "$run" --working-dir "$folder" -- \
-        bash -c "'dspark-cluster down && dspark-cluster up cluster.yaml'" || state
+        bash -c 'dspark-cluster down && dspark-cluster up cluster.yaml' || state
 fi
 ray job logs --follow "$run"
 [[ $(state) == *SUCCEEDED* ]]
