@@ -60,7 +60,7 @@ spec:
 
 {{/* The pod that has Ray run `up`. */}}
 {{- define "dspark.upPod" -}}
-{{- $command := list "bash" "/etc/dspark-cluster/config/up.sh" (include "dspark.configFile" .) (include "dspark.run" .) (include "dspark.fullname" .) (.Values.gateway.port | toString) -}}
+{{- $command := list "python" "/etc/dspark-cluster/config/up.py" (include "dspark.configFile" .) (include "dspark.run" .) (include "dspark.fullname" .) (.Values.gateway.port | toString) -}}
 {{- include "dspark.clientPod" (dict "root" . "component" "up" "container" "up" "command" $command "env" (include "dspark.submitEnv" .)) -}}
 {{- end -}}
 
