@@ -60,11 +60,30 @@ spec:
 
 {{/* The pod that has Ray run `up`. */}}
 {{- define "dspark.upPod" -}}
-{{- $command := list "bash" "/etc/dspark-cluster/config/up.sh" (include "dspark.configFile" .) (include "dspark.run" .) (include "dspark.fullname" .) (.Values.gateway.port | toString) -}}
+{{- $command := list "python" "/etc/dspark-cluster/config/up.py" (include "dspark.configFile" .) (include "dspark.run" .) (include "dspark.fullname" .) (.Values.gateway.port | toString) -}}
 {{- include "dspark.clientPod" (dict "root" . "component" "up" "container" "up" "command" $command "env" (include "dspark.submitEnv" .)) -}}
 {{- end -}}
 
 {{/* Another name for any other cluster or settings: the run of `up` that belongs to these. */}}
 {{- define "dspark.run" -}}
 up-{{ printf "%s\n%s" (include "dspark.config" .) (include "dspark.clusterSpec" .) | sha256sum | trunc 10 }}
+{{- end -}}
+
+{{/* For the notes: commands by which a user's `ray job` reaches the head. */}}
+{{- define "dspark.reachHead" -}}
+{{- $in := printf "-n %s" .Release.Namespace }}
+{{- "  " }}kubectl {{ $in }} port-forward svc/{{ include "dspark.headService" . }} 8265 &
+{{- if .Values.rayToken.enabled }}
+  export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(kubectl {{ $in }} get secret {{ default (include "dspark.fullname" .) .Values.rayToken.secretName }} -o jsonpath='{.data.auth_token}' | base64 -d)
+{{- end }}
+{{- end -}}
+
+{{/* Of a command that asks the gateway, in a pod that has its secrets: the head's, and the test's. */}}
+{{- define "dspark.clientOptions" -}}
+--address {{ include "dspark.fullname" . }}:{{ .Values.gateway.port }}
+{{- with .Values.gateway.tls -}}
+{{- if .secretName }} --tls-ca /etc/dspark-cluster/tls/ca.crt{{ end -}}
+{{- if and .secretName .clientCa }} --tls-certificate /etc/dspark-cluster/tls/tls.crt --tls-key /etc/dspark-cluster/tls/tls.key{{ end -}}
+{{- end -}}
+{{- if .Values.gateway.token.secretName }} --token-file /etc/dspark-cluster/token/token{{ end -}}
 {{- end -}}

@@ -211,11 +211,11 @@ readinessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* `up` reads the token on the head, the test's pod sends it. */}}
+{{/* `up` reads the token on the head, where batches run, too; the test's pod sends it. */}}
 {{- define "dspark.hasToken" -}}
 {{- if and (include "dspark.serves" .root) .root.Values.gateway.token.secretName (has .component (list "head" "test")) }}true{{ end -}}
 {{- end -}}
 
 {{- define "dspark.hasTls" -}}
-{{- if and (include "dspark.serves" .root) .root.Values.gateway.tls.secretName (has .component (list "gateway" "test")) }}true{{ end -}}
+{{- if and (include "dspark.serves" .root) .root.Values.gateway.tls.secretName (has .component (list "head" "gateway" "test")) }}true{{ end -}}
 {{- end -}}
