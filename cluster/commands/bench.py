@@ -1,5 +1,6 @@
 """`dspark-cluster bench`: arms under the same load, in a folder that a second start goes on with."""
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -146,11 +147,13 @@ class _Sweep:
 
     def _warn_of_limits(self, variant: Variant, server: BenchServer) -> None:
         """Say where a load waits in the server, whose time it then has in TTFT."""
-        most = max(concurrency or self._plan.shape.num_prompts for concurrency in self._plan.concurrencies)
+        rated = math.inf not in self._plan.request_rates  # how many are at once then, nobody knows before
+        unbounded = 0 if rated else self._plan.shape.num_prompts
+        most = max(unbounded if each is None else each for each in self._plan.concurrencies)
         limits = {"gateway.limits.max_running": server.info.limits.get("max_running", most)}
         if variant.config is not None:
-            at_once = variant.config.engine.max_num_seqs * variant.config.pools.replicas
-            limits["engine.max_num_seqs, of all replicas,"] = at_once
+            engines = variant.config.engine.max_num_seqs * variant.config.pools.replicas
+            limits["engine.max_num_seqs, of all replicas,"] = engines
         for name, limit in limits.items():
             if limit < most:
                 messages.print(f"{name} is {limit}: of {most} requests at once the others wait in the server")
@@ -164,6 +167,7 @@ class _Sweep:
             def tell(progress: LoadProgress) -> None:
                 nonlocal shown_s
                 how_far = f"{where}; {progress.ended} of {progress.total} requests, {progress.output_tokens:,} tokens"
+                how_far += f", {progress.failed} failed" if progress.failed else ""
                 status.update(escape(how_far))
                 if not messages.is_terminal and time.monotonic() - shown_s > _LINE_PERIOD_S:
                     shown_s = time.monotonic()

@@ -65,14 +65,14 @@ def make_variant(arm: ArmName, config: ClusterConfig, settings: Mapping[str, Any
     Raises:
         UserError: there is no draft to compare, or its GPUs can't be divided among the arm's replicas.
     """
-    if config.model.draft is None:
-        raise UserError("the cluster has no draft", "there is nothing to compare", "give model.draft, or --arm plain")
+    if config.model.draft is None and arm != "plain":
+        raise UserError("the cluster has no draft", f"there is no arm {arm}", "give model.draft, or --arm plain")
     if arm == "separate":
         return Variant(arm=arm, settings=settings, config=replace(config, pools=replace(config.pools, placement=arm)))
     pools = replace(
         config.pools, hosts="any", draft=PoolConfig(), placement="colocated" if arm == "colocated" else "separate"
     )
-    if sizing == "equal":
+    if sizing == "equal" and config.has_draft_workers:
         pools = replace(pools, **_equal(config))
     mine = replace(config, pools=pools, channel=ChannelConfig(), contract=Policy())
     foreign = ["pools.draft", "pools.hosts", "pools.placement", "channel", "contract"]

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -118,14 +119,19 @@ def make_variants(
 
     A sweep is `KEY=VALUE,VALUE,...`, the key one of the cluster's config. Raises UserError for what can't be.
     """
-    variants: dict[str, Variant] = {}
+    variants: dict[str, tuple[Variant, dict[str, Any]]] = {}
     choices = list(itertools.product(*map(_values, sweeps)))
     for arm, chosen in itertools.product(arms, choices):
         settings = {override.path: override.value for override in chosen}
         config = of_its_own(load_config(file, [*flags, *chosen]))
         variant = make_variant(arm, config, settings, sizing)
-        variants.setdefault(json.dumps([arm, to_plain(variant.config)], sort_keys=True), variant)
-    return tuple(variants.values())
+        variants.setdefault(json.dumps([arm, to_plain(variant.config)], sort_keys=True), (variant, settings))
+    names = Counter(variant.name for variant, _ in variants.values())
+    # A setting that an arm doesn't have may still decide how many GPUs are equal.
+    return tuple(
+        variant if names[variant.name] == 1 else replace(variant, settings=settings)
+        for variant, settings in variants.values()
+    )
 
 
 def of_its_own(config: ClusterConfig) -> ClusterConfig:

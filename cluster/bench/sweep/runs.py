@@ -44,7 +44,7 @@ class RunFolder:
         self._held.close()
 
     def read(self, cell: Cell, repeat: int) -> dict[str, Any] | None:
-        """A run that has ended, or None. One that failed, or was refused, is none: it is run again."""
+        """A run that has ended, whether its figures can be used or not (`is_good`), or None."""
         try:
             run: dict[str, Any] = json.loads(self._file(cell, repeat).read_bytes())
         except FileNotFoundError:
@@ -87,5 +87,5 @@ class RunFolder:
 
 
 def is_good(run: dict[str, Any] | None) -> bool:
-    """Whether a run needn't be run again."""
+    """Whether it needn't be run again: it has ended, nothing failed, and the generator kept up."""
     return run is not None and not run["why_not"]

@@ -92,6 +92,28 @@ def test_a_sweep_runs_every_combination_and_no_cluster_twice() -> None:
     ]
 
 
+@pytest.mark.usefixtures("with_gpus")
+def test_a_sweep_of_the_ratio_has_arms_of_as_many_gpus() -> None:
+    found = make_variants(
+        None,
+        [parse_override(each) for each in (*PAIR, "pools.replicas=2")],
+        ["pools.draft.num_gpus=0.5,1"],
+        ["plain", "separate"],
+        "equal",
+    )
+    assert [(each.name, each.hardware.count) for each in found if each.hardware is not None] == [
+        ("plain, pools.draft.num_gpus 0.5", 3),
+        ("plain, pools.draft.num_gpus 1", 4),
+        ("separate, pools.draft.num_gpus 0.5", 3),
+        ("separate, pools.draft.num_gpus 1", 4),
+    ]
+
+
+def test_a_target_without_a_draft_is_plain() -> None:
+    (found,) = make_variants(None, [parse_override("model.target=t")], (), ["plain"], "equal")
+    assert found.name == "plain"
+
+
 def test_a_bench_has_a_namespace_and_a_port_of_its_own() -> None:
     (found,) = variants(names=["plain"])
     assert found.config is not None
@@ -104,8 +126,8 @@ def test_what_a_user_gets_wrong() -> None:
         variants("pools")
     with pytest.raises(UserError, match=r"pools\.replicas is 0: it must be positive"):
         variants("pools.replicas=0,1")
-    with pytest.raises(UserError, match="the cluster has no draft"):
-        make_variants(None, [parse_override("model.target=t")], (), ["plain"], "equal")
+    with pytest.raises(UserError, match="the cluster has no draft: there is no arm separate"):
+        make_variants(None, [parse_override("model.target=t")], (), ["plain", "separate"], "equal")
     with pytest.raises(UserError, match="--arm other: there is no such one; choose one of plain, colocated, separate"):
         parse_arms(["plain", "other"])
     with pytest.raises(UserError, match="--sizing big"):
