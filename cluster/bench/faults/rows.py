@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cluster.bench.faults.load import Outcome, Tokens, run_load, some_requests
 from cluster.channel.faults import FaultsConfig, MessageFault
@@ -160,7 +160,8 @@ class Bench:
     def cancels(self, count: int) -> Row:
         """Requests that are given up after a step or two."""
         begun = time.monotonic()
-        blocks = self.pair.vllm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+        core: Any = self.pair.vllm_engine.engine_core.engine_core
+        blocks = core.scheduler.kv_cache_manager.block_pool
         free = blocks.get_num_free_blocks()
         done = 0
         while done < count:
