@@ -16,6 +16,7 @@ draft's context would cost acceptance until the request's end. The same ends a r
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -75,13 +76,14 @@ def install() -> None:
 class Followed:
     """A scheduler's view of its draft. Knows nothing of vLLM, so that its order of events can be tested."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.computed: int | None = None
         """The epoch in which requests and cached blocks were computed; None before the first report."""
         self.is_there = True
         """Whether the draft of that epoch was there at the last report."""
         self.rests = False
-        self._budget = Budget(time.monotonic)
+        self._budget = Budget(clock)
         self._steps_that_pay = 0
         self._last_update_s = 0.0
 
@@ -101,7 +103,7 @@ class Followed:
 
     def observe(self, num_reqs: int, num_tokens: int, begun_s: float, round_s: float | None) -> None:
         """A step in which all requests decoded."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         # Steps may overlap: then it took as long as the results are apart.
         step_s = now_s - max(begun_s, self._last_update_s)
         self._last_update_s = now_s

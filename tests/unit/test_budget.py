@@ -68,10 +68,12 @@ def test_a_measured_plain_step_counts_for_more_than_a_guessed_one() -> None:
 
 
 def test_a_batch_comes_back_from_its_rest_once_and_is_computed_again() -> None:
-    followed = Followed()
+    clock = Clock()
+    followed = Followed(clock)
     followed.follow(1, 8)
     for _ in range(32):
-        followed.observe(8, 8, 0.0, 1e9)  # nothing accepted
+        clock.now_s += 3 * STEP_S
+        followed.observe(8, 8, clock.now_s - 3 * STEP_S, 2 * STEP_S)  # nothing accepted
     assert followed.follow(1, 8) is False
     assert followed.asked == 0
     again = [followed.follow(1, 2) for _ in range(2 * RESUMES_AFTER)]
