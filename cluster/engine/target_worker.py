@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from dspark.v1.control_pb2 import EngineSizes
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
@@ -98,6 +99,8 @@ class TargetWorker(ContractWorker):
 
     def _pair_again(self) -> "PairedDraft":
         """In the speculator's thread, while this worker goes on alone."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # each thread has its own
         self._last_epoch = max(self._last_epoch, self.member.epoch)
         self.member.close()
         member = self._join()
