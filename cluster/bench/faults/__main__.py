@@ -77,7 +77,7 @@ def main(
                 raise UserError(f"--only {name}", f"there are {', '.join(work)}", "name one of these")
             status.update(f"row {name}")
             rows.append(work[name]())
-            messages.print(_line(rows[-1]))
+            messages.print(_line(rows[-1]), soft_wrap=True)
     if json_output:
         print(json.dumps({"schema": SCHEMA, "rows": [asdict(row) | {"is_met": row.is_met} for row in rows]}))
     else:

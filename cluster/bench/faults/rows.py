@@ -88,15 +88,15 @@ class Bench:
         """The draft's process, by SIGSTOP, for a third of a load; then it goes on."""
         process = self.pair.draft_process
         third = len(self.requests) // 3
-        outcome = run_load(
-            self.pair,
-            self.requests,
-            {
-                third: lambda: process.send_signal(signal.SIGSTOP),
-                2 * third: lambda: process.send_signal(signal.SIGCONT),
-            },
-        )
-        return self._lost("draft stopped and continued", [(outcome, self._await_draft())])
+        continued: list[float] = []
+
+        def go_on() -> None:
+            process.send_signal(signal.SIGCONT)
+            continued.append(time.monotonic())
+
+        events = {third: lambda: process.send_signal(signal.SIGSTOP), 2 * third: go_on}
+        outcome = run_load(self.pair, self.requests, events)
+        return self._lost("draft stopped and continued", [(outcome, self._await_draft() - continued[0])])
 
     def cut(self, seconds: float) -> Row:
         """The network between the two."""
