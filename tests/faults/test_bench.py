@@ -29,8 +29,17 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
 
 def test_no_request_fails_and_every_output_is_exact(rows: dict[str, dict[str, str]]) -> None:
     failed = {fault: figures["failed or not exact"] for fault, figures in rows.items() if "draft back after" in figures}
-    assert set(failed) == {"draft killed", "draft stopped and continued", "network cut for 3 s"}
+    assert set(failed) == {
+        "draft killed",
+        "draft stopped and continued",
+        "network cut for 3 s",
+        "coordinator killed, then the draft lost",
+    }
     assert set(failed.values()) == {"0"}
+
+
+def test_epochs_go_on_with_the_next_coordinator(rows: dict[str, dict[str, str]]) -> None:
+    assert rows["coordinator killed, then the draft lost"]["epochs go on"] == "yes"
 
 
 def test_bad_messages_make_no_wrong_token(rows: dict[str, dict[str, str]]) -> None:

@@ -68,6 +68,7 @@ def main(
             "away": bench.away,
             "killed": lambda: bench.killed(kills),
             "cut": lambda: bench.cut(cut),
+            "coordinator": bench.coordinator_killed,
             "bad": lambda: bench.bad_messages(every),
             "cancels": lambda: bench.cancels(cancels),
             "soak": lambda: bench.soak(soak),

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,8 @@ GROWTH_BAR: Final = 0.01
 
 REJOIN_TIMEOUT_S: Final = 240.0
 """For a draft's process to start again, import vLLM and load, on a machine that does other things."""
+
+_SHORT_CUT_S: Final = 0.5
 
 _KINDS: Final = ("request", "reply")
 
@@ -103,6 +105,20 @@ class Bench:
         fault = MessageFault(message="request", action="cut", seconds=seconds)
         outcome = self._load_with(lambda: self._begin_faults(FaultsConfig(messages=(fault,))))
         return self._lost(f"network cut for {seconds:g} s", [outcome])
+
+    def coordinator_killed(self) -> Row:
+        """And a short cut right after, so that both sides need the one that is started in its place."""
+        epoch = self.pair.speculator.report.epoch
+        fault = MessageFault(message="request", action="cut", seconds=_SHORT_CUT_S)
+
+        def kill() -> None:
+            self.pair.coordinator_process.send_signal(signal.SIGKILL)
+            self._begin_faults(FaultsConfig(messages=(fault,)))
+
+        row = self._lost("coordinator killed, then the draft lost", [self._load_with(kill)])
+        went_on = self.pair.speculator.report.epoch > epoch
+        figure = Figure(name="epochs go on", value="yes" if went_on else "no", is_met=went_on)
+        return replace(row, figures=(*row.figures, figure))
 
     def away(self) -> Row:
         """How fast the target is without its draft, which stands still: by turns with the same target that never had
