@@ -53,7 +53,7 @@ def main(
     model = open_model(target, role="target")
     speculation = plan_speculation(model, open_model(draft, role="draft"), None)
     settings = EngineSettings(
-        target=model, speculation=speculation, max_model_len=128, max_num_seqs=8, max_num_batched_tokens=64
+        target=model, speculation=speculation, max_model_len=128, max_num_seqs=8, max_num_batched_tokens=128
     )
     rows: list[Row] = []
     with (

@@ -236,7 +236,9 @@ class Bench:
 
     def _lost(self, fault: str, outcomes: Sequence[tuple[Outcome, float]]) -> Row:
         failed = sum(outcome.failed(self.expected) for outcome, _ in outcomes)
-        stall = max(outcome.longest_gap for outcome, _ in outcomes) - self.calm.longest_gap
+        usual = self.calm.longest_gap
+        stall = max(outcome.longest_gap_until_a_new_epoch for outcome, _ in outcomes) - usual
+        prefill = max(outcome.longest_gap for outcome, _ in outcomes) - usual
         after = run_load(self.pair, self.requests)
         failed += after.failed(self.expected)
         return Row(
@@ -244,11 +246,9 @@ class Bench:
             requests=len(self.requests) * (len(outcomes) + 1),
             figures=(
                 Figure(name="failed or not exact", value=str(failed), is_met=failed == 0),
-                Figure(
-                    name="longest stall beyond a step",
-                    value=f"{1e3 * max(0.0, stall):.0f} ms",
-                    is_met=stall <= STALL_BAR_S,
-                ),
+                Figure(name="longest stall beyond a step", value=_ms(stall), is_met=stall <= STALL_BAR_S),
+                # What runs is prefilled again when the draft is back: a step like a prompt's, and as long.
+                Figure(name="with the prefill at its return", value=_ms(prefill), is_met=True),
                 Figure(name="draft back after", value=_seconds([back for _, back in outcomes]), is_met=True),
             ),
             seconds=sum(outcome.seconds for outcome, _ in outcomes) + after.seconds,
@@ -297,7 +297,12 @@ class _Held:
 
 
 def _speed(outcomes: Sequence[Outcome]) -> float:
-    return sum(sum(map(len, outcome.answers)) for outcome in outcomes) / sum(outcome.seconds for outcome in outcomes)
+    tokens = sum(sum(map(len, outcome.answers)) for outcome in outcomes)
+    return tokens / sum(outcome.seconds for outcome in outcomes)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * max(0.0, seconds):.0f} ms"
 
 
 def _seconds(values: Sequence[float]) -> str:
