@@ -1,6 +1,7 @@
 """The target replica: vLLM's AsyncLLM, whose speculator asks the draft worker."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from actors.names import HEALTH
 from cluster.config import ClusterConfig
 from cluster.engine.cpu import profile
+from cluster.errors import UserError
 from cluster.serving.engine import EngineDelta
 from cluster.serving.model import ServedModel
 from cluster.serving.round_metrics import RoundCollector
@@ -62,7 +64,12 @@ class TargetReplica:
         """
         if self._starting is None:
             self._starting = asyncio.create_task(asyncio.to_thread(self._build))
-        self._engine = await asyncio.shield(self._starting)
+        try:
+            self._engine = await asyncio.shield(self._starting)
+        except UserError:
+            if ray.get_runtime_context().was_current_actor_reconstructed:
+                os._exit(1)  # nobody waits for the reason, which the log has: Ray tries again
+            raise
         return self._engine.model
 
     async def prepare(self, request: Request) -> tuple[int, ...]:

@@ -115,6 +115,11 @@ class SeparateEngine(InProcessEngine):
         return self._draft.popen
 
     @property
+    def coordinator_process(self) -> subprocess.Popen[bytes]:
+        """Likewise."""
+        return self._coordinator.popen
+
+    @property
     def speculator(self) -> Any:
         """The RemoteSpeculator: its `times`, and why it is `lost`."""
         return self._speculator

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from dspark.v1.control_pb2 import EngineSizes
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
@@ -20,6 +21,7 @@ from cluster.control.member import Member
 from cluster.control.refusals import ControlError
 from cluster.engine import draft_context
 from cluster.engine.contract_worker import ContractWorker
+from cluster.engine.draft_context import DraftReport
 from cluster.engine.version import vllm_release
 from cluster.speculation.settings import remote_draft_settings
 
@@ -67,20 +69,24 @@ class TargetWorker(ContractWorker):
         self._speculator.keep_paired(self._pair_again)
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        self._speculator.follow(draft_context.computed_in(scheduler_output))
+        self._speculator.follow(draft_context.asked_epoch(scheduler_output))
         return super().execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)
         if isinstance(output, AsyncModelRunnerOutput):
-            return _Reporting(output, self._speculator.draft_epoch)
-        draft_context.report(output, self._speculator.draft_epoch)
+            return _Reporting(output, self._draft_report())
+        draft_context.report(output, self._draft_report())
         return output
 
     @property
     def _speculator(self) -> "RemoteSpeculator":
         speculator: RemoteSpeculator = self.model_runner.speculator
         return speculator
+
+    def _draft_report(self) -> DraftReport:
+        speculator = self._speculator
+        return DraftReport(epoch=speculator.draft_epoch, round_s=speculator.last_round_s)
 
     def _join(self) -> Member:
         settings = remote_draft_settings(self.vllm_config.additional_config)
@@ -93,6 +99,8 @@ class TargetWorker(ContractWorker):
 
     def _pair_again(self) -> "PairedDraft":
         """In the speculator's thread, while this worker goes on alone."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # each thread has its own
         self._last_epoch = max(self._last_epoch, self.member.epoch)
         self.member.close()
         member = self._join()
@@ -108,13 +116,13 @@ class TargetWorker(ContractWorker):
 
 
 class _Reporting(AsyncModelRunnerOutput):
-    """A model's output that isn't there yet, and the epoch that it is to report."""
+    """A model's output that isn't there yet, and what it is to report."""
 
-    def __init__(self, output: Any, epoch: int) -> None:
+    def __init__(self, output: Any, of_draft: DraftReport) -> None:
         self._output = output
-        self._epoch = epoch
+        self._of_draft = of_draft
 
     def get_output(self) -> Any:
         output = self._output.get_output()
-        draft_context.report(output, self._epoch)
+        draft_context.report(output, self._of_draft)
         return output

@@ -48,6 +48,10 @@ class ServiceMetrics:
         """Add each replica's page, which `replicas` fetches whenever somebody asks, in that server's thread."""
         self._replicas = replicas
 
+    def follow_moves(self, read: Callable[[], int]) -> None:
+        """Show how often requests have been moved."""
+        self._gauge("dspark_moved_requests", "Requests that went on with another replica, so far.", read)
+
     def serve(self, host: str, port: int) -> WSGIServer:
         """Serve /metrics in a thread; port 0 takes a free one. Raises UserError where the port can't be had."""
         try:

@@ -28,4 +28,7 @@ class RoundCollector(Collector):
         yield sent
         yield GaugeMetricFamily("dspark_draft_lost", "Whether the target goes on alone.", float(self._report.lost))
         yield CounterMetricFamily("dspark_draft_losses", "Drafts that were lost.", self._report.losses)
+        resting = float(self._report.resting)
+        yield GaugeMetricFamily("dspark_drafts_resting", "Whether drafts aren't asked for, as they don't pay.", resting)
+        yield CounterMetricFamily("dspark_draft_rests", "Times that drafts were switched off.", self._report.rests)
         yield GaugeMetricFamily("dspark_pairing_epoch", "Epoch of the pair.", self._report.epoch)

@@ -109,6 +109,7 @@ class Router:
         try:
             while True:
                 replica = self._choose(left)
+                self._moves += bool(left)
                 stream = _Stream(request_id=request_id, choices=request.sampling.n or 1)
                 async with aclosing(self._run(replica, stream, progress)) as deltas:
                     async for delta in deltas:
@@ -170,8 +171,7 @@ class Router:
             raise unavailable(f"{sent}, and it can't go on elsewhere: {why}")
         if moves > self._max_moves:
             raise unavailable(f"{sent}, and it has been moved {self._max_moves} times")
-        self._moves += 1
-        logs.event("request moved", request_id=request_id, away_from=replica.name, tokens=progress.num_tokens)
+        logs.event("request to be moved", request_id=request_id, away_from=replica.name, tokens=progress.num_tokens)
 
     async def _abort(self, replica: _Replica, request_ids: list[str]) -> None:
         if not replica.engine.dead:

@@ -27,6 +27,8 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         self._limits = limits
         self._replica = replica
         self.requests = Requests(engine, limits)
+        if isinstance(engine, Router):
+            self.requests.metrics.follow_moves(lambda: engine.moves)
 
     # Written to, not yielded from: a call that is cancelled closes its generation at once, not when it is collected.
     async def Generate(  # type: ignore[override]

@@ -63,6 +63,10 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self.faults = Faults(self._settings.faults, "target")
         self._lost: str | None = None
         self._losses = 0
+        self._rests = False
+        self._rests_so_far = 0
+        self.last_round_s: float | None = None
+        """What the last step waited for its draft; None if it asked none."""
 
     @property
     def lost(self) -> str | None:
@@ -78,7 +82,14 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
     @property
     def report(self) -> RoundReport:
         """How this target stands with its draft."""
-        return RoundReport(times=self._times, epoch=self._last_epoch, lost=self._lost is not None, losses=self._losses)
+        return RoundReport(
+            times=self._times,
+            epoch=self._last_epoch,
+            lost=self._lost is not None,
+            losses=self._losses,
+            resting=self._rests,
+            rests=self._rests_so_far,
+        )
 
     @property
     def times(self) -> RoundTimes:
@@ -94,9 +105,12 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         """Whenever a draft is lost, let `pair_again` find another one, in a thread of its own."""
         self._rejoin = Rejoin(end=lambda old: old.rounds.close(), pair_again=pair_again, offer=self._offer)
 
-    def follow(self, computed_in: int | None) -> None:
-        """Before a step: in which draft's epoch its requests were computed; None for whichever was the first."""
-        if self._next is None or computed_in != self._next.epoch:
+    def follow(self, asked_epoch: int | None) -> None:
+        """Before a step: the epoch of the draft that it asks, in which its requests were computed; 0 for none, None for
+        whichever was the first."""
+        self._rests_so_far += asked_epoch == 0 and not self._rests
+        self._rests = asked_epoch == 0
+        if self._next is None or asked_epoch != self._next.epoch:
             return
         if self._draft is not None:  # it was lost, but no round has shown it yet
             self._retire(self._draft)
@@ -187,8 +201,8 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         drafts = self.draft_tokens[: input_batch.num_reqs]
         if dummy_run or is_profile:
             return drafts.zero_()
-        draft = self._draft
-        if draft is None:
+        draft, self.last_round_s = self._draft, None
+        if draft is None or self._rests:
             return drafts.copy_(last_sampled[input_batch.idx_mapping])
         T, B = input_batch.num_tokens, input_batch.num_reqs
         K = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
@@ -211,9 +225,11 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
             input_ids=input_batch.input_ids[:T] if self._family.reads_input_ids else None,
         )
         tables = self._block_tables.input_block_tables
+        waited_s = self._times.round_trip
         try:
             with range_of("round"):
                 draft.rounds.propose(round, [tables[i][:B] for i in self._tables], drafts)
+            self.last_round_s = self._times.round_trip - waited_s
         except (ChannelError, MessageError) as error:
             self._lose(draft, error)
             round.propose_last(drafts)

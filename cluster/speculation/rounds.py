@@ -59,6 +59,10 @@ class RoundReport:
     lost: bool
     losses: int
     """So far."""
+    resting: bool
+    """Whether it asks for no drafts, because they don't pay."""
+    rests: int
+    """So far."""
 
 
 class DraftClient:

@@ -53,7 +53,7 @@ def main(
     model = open_model(target, role="target")
     speculation = plan_speculation(model, open_model(draft, role="draft"), None)
     settings = EngineSettings(
-        target=model, speculation=speculation, max_model_len=128, max_num_seqs=8, max_num_batched_tokens=64
+        target=model, speculation=speculation, max_model_len=128, max_num_seqs=8, max_num_batched_tokens=128
     )
     rows: list[Row] = []
     with (
@@ -68,6 +68,7 @@ def main(
             "away": bench.away,
             "killed": lambda: bench.killed(kills),
             "cut": lambda: bench.cut(cut),
+            "coordinator": bench.coordinator_killed,
             "bad": lambda: bench.bad_messages(every),
             "cancels": lambda: bench.cancels(cancels),
             "soak": lambda: bench.soak(soak),
@@ -77,7 +78,7 @@ def main(
                 raise UserError(f"--only {name}", f"there are {', '.join(work)}", "name one of these")
             status.update(f"row {name}")
             rows.append(work[name]())
-            messages.print(_line(rows[-1]))
+            messages.print(_line(rows[-1]), soft_wrap=True)
     if json_output:
         print(json.dumps({"schema": SCHEMA, "rows": [asdict(row) | {"is_met": row.is_met} for row in rows]}))
     else:

@@ -1,12 +1,12 @@
 """A load on one pair, something that happens in its middle, and what its requests saw of that."""
 
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cluster.engine.in_process import GenerationRequest, InProcessEngine
+from cluster.engine.separate import SeparateEngine
 
 Tokens = tuple[int, ...]
 
@@ -14,27 +14,30 @@ _PROMPT_TOKENS = (4, 40)
 _ANSWER_TOKENS = (12, 32)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Between two outputs of one request, in seconds; `epoch` is the draft's when the later one came."""
+
+    seconds: float
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of a load. A gap is the time between two steps' outputs."""
+    """Of a load."""
 
     answers: list[Tokens]
     finished: int
     seconds: float
-    gaps: list[float] = field(default_factory=list)
-
-    @property
-    def tokens_per_second(self) -> float:
-        return sum(map(len, self.answers)) / self.seconds
+    gaps: list[Gap]
 
     @property
     def longest_gap(self) -> float:
-        return max(self.gaps)
+        return max(gap.seconds for gap in self.gaps)
 
     @property
-    def usual_gap(self) -> float:
-        """The longest but for one in a hundred."""
-        return statistics.quantiles(self.gaps, n=100)[-1]
+    def longest_gap_until_a_new_epoch(self) -> float:
+        return max(gap.seconds for gap in self.gaps if gap.epoch == self.gaps[0].epoch)
 
     def failed(self, expected: Sequence[Tokens]) -> int:
         """Requests without an end, or with other tokens than they should have."""
@@ -62,13 +65,16 @@ def run_load(
 ) -> Outcome:
     """Run them all together; an event happens when so many requests have ended."""
     answers: list[list[int]] = [[] for _ in requests]
+    last: list[float | None] = [None for _ in requests]
     waiting = dict(events or {})
-    finished, gaps = 0, []
-    begun = last = time.monotonic()
+    finished, gaps = 0, list[Gap]()
+    begun = time.monotonic()
     for delta in engine.stream(requests):
-        now = time.monotonic()
-        gaps.append(now - last)
-        last = now
+        now, before = time.monotonic(), last[delta.index]
+        last[delta.index] = now
+        if before is not None:
+            epoch = engine.speculator.report.epoch if isinstance(engine, SeparateEngine) else 0
+            gaps.append(Gap(seconds=now - before, epoch=epoch))
         answers[delta.index].extend(delta.token_ids)
         if delta.finish_reason is not None:
             finished += 1
