@@ -5,20 +5,32 @@ EngineArgs(worker_cls="cluster.engine.target_worker.TargetWorker",
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from dspark.v1.control_pb2 import EngineSizes
+import torch
+from dspark.v1.control_pb2 import EngineSizes, SharedKV, SharedLayer
 
-from cluster.contract.facts import Role
+from cluster.channel.base import ChannelKind
+from cluster.channel.exported import ExportedMemory
+from cluster.contract.facts import KVSharing, Role
 from cluster.contract.observe import Observed
 from cluster.contract.read_side import BuiltSide, pairing_of
 from cluster.contract.vllm_names import resolve_kv_cache_layout
 from cluster.control.member import Member
 from cluster.engine.contract_worker import ContractWorker
+from cluster.engine.kv_pool import PoolAllocator
 from cluster.engine.version import vllm_release
 from cluster.speculation.rounds import RoundReport
 from cluster.speculation.settings import remote_draft_settings
+
+_KV_EXPORTS: Final[Mapping[ChannelKind, tuple[KVSharing, ...]]] = {
+    "shm": ("map", "mirror"),
+    "gloo": ("mirror",),
+    "cuda_ipc": ("map",),
+}
+"""How a draft at the other end of each channel can read the target's KV."""
 
 
 class TargetWorker(ContractWorker):
@@ -29,6 +41,8 @@ class TargetWorker(ContractWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings = remote_draft_settings(self.vllm_config.additional_config)
+        self._channel = settings.channel
+        self._exported: ExportedMemory | None = None
         sizes = EngineSizes(
             max_num_seqs=self.scheduler_config.max_num_seqs,
             max_num_batched_tokens=self.scheduler_config.max_num_batched_tokens,
@@ -53,6 +67,7 @@ class TargetWorker(ContractWorker):
             writes=observed.writes,
             weights=tuple(module.parameters()),
             kv_cache_bytes=self.measured_memory(),
+            kv_exports=_KV_EXPORTS[self._channel],
         )
 
     def round_report(self) -> dict[str, Any]:
@@ -63,4 +78,40 @@ class TargetWorker(ContractWorker):
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
         with self.member.reporting():
-            self.model_runner.speculator.open_rounds(self.member, self.contract)
+            self.model_runner.speculator.open_rounds(self.member, self.contract, self._shared_kv())
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._exported is not None:
+            self._exported.close()
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
+        """vLLM asks for what to allocate in. A pool that the draft maps lies in shared memory from the start."""
+        if tag == "kv_cache" and self.contract.kv_sharing == "map":
+            return PoolAllocator(self._export)
+        context: AbstractContextManager[Any] = super()._maybe_get_memory_pool_context(tag)
+        return context
+
+    def _export(self, num_bytes: int) -> torch.Tensor:
+        if self.device.type != "cpu":
+            raise NotImplementedError(
+                "a GPU's KV pool can't be exported so far: it has to lie in memory of cuMemAlloc, not in torch's pool"
+            )
+        self._exported = ExportedMemory(num_bytes)
+        return torch.frombuffer(self._exported.memory, dtype=torch.int8)
+
+    def _shared_kv(self) -> SharedKV:
+        """Where the layers of the groups that the draft reads lie, and what scales them."""
+        shared = SharedKV()
+        if self._exported is not None:
+            shared.location, shared.num_bytes = self._exported.location, self.contract.pool_bytes(self.role)
+        for group in self.contract.groups_of(self.role):
+            for name in group.layers if group.shared else ():
+                layer = self._layers[name]
+                if layer._k_scale.numel() > 1 or layer._v_scale.numel() > 1:
+                    raise NotImplementedError(f"{name} has a scale for each head, and one for all is what travels")
+                offset = layer.kv_cache.data_ptr() - self._exported.address if self._exported is not None else 0
+                shared.layers.append(
+                    SharedLayer(name=name, offset=offset, k_scale=layer._k_scale_float, v_scale=layer._v_scale_float)
+                )
+        return shared

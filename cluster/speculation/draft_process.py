@@ -57,7 +57,7 @@ def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
         say("negotiates")
         contract = hosted.allocate(member)
         hosted.capture()
-        channel, codec = open_rounds(member, contract, hosted.table_widths, host=settings.host)
+        channel, codec = open_rounds(member, contract, hosted.table_widths, take_kv=hosted.take_kv, host=settings.host)
         with channel:
             say(f"serves rounds of epoch {member.epoch} under contract {contract.digest[:16]}")
             say(f"stops: {serve_rounds(hosted, channel, codec, epoch=member.epoch)}")

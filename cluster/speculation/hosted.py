@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from dspark.v1.control_pb2 import EngineSizes
+from dspark.v1.control_pb2 import EngineSizes, SharedKV
 
 from cluster.contract.contract import KVContract
 from cluster.control.member import Member
@@ -11,6 +11,7 @@ from cluster.speculation import draft_seam
 from cluster.speculation.families import FAMILIES
 from cluster.speculation.handshake import tables_to_follow
 from cluster.speculation.round import Round
+from cluster.speculation.target_kv import TargetKV
 
 
 class HostedSpeculator:
@@ -29,6 +30,8 @@ class HostedSpeculator:
         self._runner = draft_seam.runner_of(self._executor)
         self._family = FAMILIES[self._runner.speculator.method]
         self._tables: tuple[int, ...] = ()
+        self._contract: KVContract | None = None
+        self._target_kv: TargetKV | None = None
 
     def allocate(self, member: Member) -> KVContract:
         """Negotiate the KV contract with the target, and allocate what it says.
@@ -39,7 +42,17 @@ class HostedSpeculator:
         with torch.inference_mode():
             contract = draft_seam.allocate(self._executor, member)
         self._tables = tables_to_follow(contract, draft_seam.layers_by_group(self._runner))
+        self._contract = contract
         return contract
+
+    def take_kv(self, shared: SharedKV) -> None:
+        """Read the target's KV, which it has allocated by now. Before the first round, once.
+
+        Raises:
+            ContractError, ChannelUnavailable: it isn't as contracted, or can't be reached.
+        """
+        assert self._contract is not None  # allocate
+        self._target_kv = TargetKV(self._executor.vllm_config, self._contract, shared)
 
     @property
     def table_widths(self) -> tuple[int, ...]:
@@ -85,10 +98,15 @@ class HostedSpeculator:
                 decode_graph_eligible=round.decode_graph_eligible,
                 with_seq_lens=self._family.reads_input_ids,
             )
-            attention = draft_seam.attention(self._runner, batch) if self._family.reuses_attention else (None, None)
+            metadata, slot_mappings = None, None
+            if self._family.reuses_attention:
+                metadata, slot_mappings = draft_seam.attention(self._runner, batch)
+                if self._target_kv is not None:
+                    self._target_kv.store(round.kv_rows, slot_mappings)
             drafts: torch.Tensor = self._runner.speculator.propose(
                 batch,
-                *attention,
+                metadata,
+                slot_mappings,
                 round.hidden_states,
                 None,  # no auxiliary states: these are fused already
                 round.num_sampled,
