@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from cluster.errors import UserError
+
 
 class PoolAllocator(TorchFunctionMode):  # type: ignore[misc]  # mypy doesn't follow torch
     """The context in which vLLM 0.32 allocates (`allocate_kv_cache` in `vllm/v1/worker/utils.py`): the pool, a number
@@ -27,3 +29,18 @@ class PoolAllocator(TorchFunctionMode):  # type: ignore[misc]  # mypy doesn't fo
 def without_memory(num_bytes: int) -> torch.Tensor:
     """For a draft that maps its target's pool: what vLLM plans for it is never read or written."""
     return torch.empty(num_bytes, dtype=torch.int8, device="meta")
+
+
+def require_exportable(*, sleep_mode: bool, allocator_settings: str) -> None:
+    """Before a GPU's pool is allocated that another process is to open: CUDA gives a handle for memory of cudaMalloc
+    and cuMemAlloc, and none for what these two map piece by piece. `allocator_settings` are torch's.
+
+    Raises:
+        UserError: one of them is on.
+    """
+    remedy = "leave it out"
+    why = "the draft maps the target's KV pool, and CUDA exports no handle of the memory that this allocates"
+    if sleep_mode:
+        raise UserError("enable_sleep_mode", why, remedy)
+    if "expandable_segments:true" in allocator_settings.replace(" ", "").lower():
+        raise UserError("expandable_segments:True", why, remedy)

@@ -17,10 +17,10 @@ from cluster.channel.exported import ExportedMemory
 from cluster.contract.facts import KVSharing, Role
 from cluster.contract.observe import Observed
 from cluster.contract.read_side import BuiltSide, pairing_of
-from cluster.contract.vllm_names import resolve_kv_cache_layout
+from cluster.contract.vllm_names import alloc_conf_from_env, resolve_kv_cache_layout
 from cluster.control.member import Member
 from cluster.engine.contract_worker import ContractWorker
-from cluster.engine.kv_pool import PoolAllocator
+from cluster.engine.kv_pool import PoolAllocator, require_exportable
 from cluster.engine.version import vllm_release
 from cluster.speculation.rounds import RoundReport
 from cluster.speculation.settings import remote_draft_settings
@@ -51,6 +51,13 @@ class TargetWorker(ContractWorker):
         self.take_part(Member(settings.member, vllm_version=vllm_release(), engine_sizes=sizes))
 
     def built_side(self, specs: Mapping[str, Any], observed: Observed) -> BuiltSide:
+        if self.vllm_config.speculative_config.use_gemma4_mtp() and self.device.type != "cpu":
+            require_exportable(
+                sleep_mode=self.model_config.enable_cumem_allocator, allocator_settings=alloc_conf_from_env()
+            )
+            raise NotImplementedError(
+                "a GPU's KV pool isn't exported so far: it has to be allocated by cuMemAlloc, outside torch's pools"
+            )
         module = self.model_runner.get_model()
         # Measured here, for the contract fixes the number of blocks before the engine core asks. A GPU's measurement
         # wants the layout that the core resolves next.
@@ -77,8 +84,10 @@ class TargetWorker(ContractWorker):
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
+        if self.contract.kv_sharing is not None:
+            self.model_runner.speculator.share_kv(self.contract, self._shared_kv())
         with self.member.reporting():
-            self.model_runner.speculator.open_rounds(self.member, self.contract, self._shared_kv())
+            self.model_runner.speculator.open_rounds(self.member, self.contract)
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -93,10 +102,6 @@ class TargetWorker(ContractWorker):
         return context
 
     def _export(self, num_bytes: int) -> torch.Tensor:
-        if self.device.type != "cpu":
-            raise NotImplementedError(
-                "a GPU's KV pool can't be exported so far: it has to lie in memory of cuMemAlloc, not in torch's pool"
-            )
         self._exported = ExportedMemory(num_bytes)
         return torch.frombuffer(self._exported.memory, dtype=torch.int8)
 

@@ -51,11 +51,12 @@ def open_rounds(
     contract: KVContract,
     table_widths: Sequence[int],
     *,
-    take_kv: Callable[[control_pb2.SharedKV], None],
+    take_kv: Callable[[control_pb2.SharedKV], None] | None = None,
     host: str = LOOPBACK,
 ) -> tuple[Channel, MessageCodec]:
     """The draft's side. `table_widths` are those of its own block tables, one for each table that travels; `take_kv`
-    takes the target's KV, before the channel is accepted; `host` is this host's address, as the target's reaches it.
+    takes the target's KV, where the contract shares it, before the channel is accepted; `host` is this host's address,
+    as the target's reaches it.
 
     Raises:
         ContractError, ControlError, ChannelUnavailable: the target offers no channel, or none that fits.
@@ -75,6 +76,7 @@ def open_rounds(
     address = from_plain(ChannelAddress, {name: getattr(offer.address, name) for name in names})
     check_channel(address)
     if contract.kv_sharing is not None:
+        assert take_kv is not None
         take_kv(offer.round_options.shared_kv)
     member.accept_channel()
     try:

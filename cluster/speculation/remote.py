@@ -39,6 +39,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._family = FAMILIES[self.method]
         self.attn_groups: list[Any] = []  # the runner asks for the draft's: there are none here
         self._rounds: TargetRounds | None = None
+        self._shared_kv: SharedKV | None = None
         self._stored: target_seam.StoredRows | None = None
         self._times = RoundTimes()
         self._lost: str | None = None
@@ -76,9 +77,14 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._block_tables = block_tables
         self._layers_by_group = [group.layer_names for group in kv_cache_config.kv_cache_groups]
 
-    def open_rounds(self, member: Member, contract: KVContract, shared_kv: SharedKV) -> None:
-        """Open the channel to the draft. For the target's worker, once both sides hold what the contract says, and
-        `shared_kv` is where.
+    def share_kv(self, contract: KVContract, shared: SharedKV) -> None:
+        """The draft reads the target's KV, which is allocated: `shared` says where. Before the rounds are opened."""
+        self._shared_kv = shared
+        if mirrored := mirrored_layers(contract):
+            self._stored = target_seam.StoredRows(self.vllm_config, mirrored)
+
+    def open_rounds(self, member: Member, contract: KVContract) -> None:
+        """Open the channel to the draft. For the target's worker, once both sides hold what the contract says.
 
         Raises:
             ContractError, ControlError: the draft doesn't open it.
@@ -89,15 +95,13 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
             block_table_widths=[tables[i].shape[1] for i in self._tables],
             num_prefill_lookahead=max(1, self.vllm_config.num_prefill_lookahead_tokens),
             with_input_ids=self._family.reads_input_ids,
-            shared_kv=shared_kv,
+            shared_kv=self._shared_kv,
         )
         settings = remote_draft_settings(self.vllm_config.additional_config)
         channel, codec = offer_rounds(settings, member, contract, options)
         self._rounds = target_rounds(
             channel, codec, epoch=member.epoch, deadline_s=settings.round_deadline_s, device=self.device
         )
-        if mirrored := mirrored_layers(contract):
-            self._stored = target_seam.StoredRows(self.vllm_config, mirrored)
         member.on_silent_peer(self._rounds.abort)
         self._times = self._rounds.times
 
