@@ -38,11 +38,10 @@ class TargetKV:
                 continue  # of a group of which the draft reads others
             group, stand_in = groups[layer.name], self._layers[layer.name]
             _scale(stand_in, group, layer.name, k_scale=layer.k_scale, v_scale=layer.v_scale)
-            if mapped is not None:
-                stand_in.kv_cache = _pages(mapped, group, layer.offset)
             for reader in readers(vllm_config, layer.name):
                 _copy_target_kv_scales(reader, stand_in)
-                reader.kv_cache = stand_in.kv_cache
+                if mapped is not None:  # else vLLM has bound them to the mirror
+                    reader.bind_kv_cache(_pages(mapped, group, layer.offset))
 
     def store(self, rows: Sequence[torch.Tensor], slot_mappings: Mapping[str, torch.Tensor]) -> None:
         """Write a round's rows, [T, elements of K and V] for each mirrored layer, as the target's layer did."""
