@@ -59,6 +59,8 @@ SEAMS = {
     "cluster/engine/target_worker.py": "the worker that asks a draft elsewhere",
     "cluster/engine/round_figures.py": "the figures of a request's rounds",
     "cluster/engine/contract_worker.py": "the worker that is held to a contract",
+    "cluster/engine/target_layers.py": "the target's layers in the process of a draft that reads their KV",
+    "cluster/speculation/target_kv.py": "the target's KV in that process",
     "cluster/engine/gemma4_dspark.py": "a model of vLLM's that needs another name",
     "cluster/engine/cpu/clock.py": "CPU profile: time by kernel",
     "cluster/engine/cpu/interpreter.py": "CPU profile: Triton's interpreter",
@@ -169,9 +171,14 @@ OVERRIDES = {
     "cluster.engine.gemma4_dspark.NamedGemma4DSparkForCausalLM": {"__init__": "names the draft's layers apart"},
     "cluster.engine.target_worker.TargetWorker": {
         "__init__": "joins the coordinator",
+        "_maybe_get_memory_pool_context": "a pool that the draft maps lies in shared memory",
         "initialize_from_config": "opens the rounds, once both have allocated",
+        "shutdown": "nobody can map the pool any more",
     },
-    "cluster.speculation.draft_seam.DraftWorker": {"load_model": "the draft alone, with a stub for its target"},
+    "cluster.speculation.draft_seam.DraftWorker": {
+        "_maybe_get_memory_pool_context": "a pool that is mapped isn't allocated",
+        "load_model": "the draft alone, with a stub for its target",
+    },
     "cluster.speculation.remote.RemoteSpeculator": {
         "__init__": "refuses what doesn't cross",
         "capture": "nothing to capture",
@@ -246,6 +253,7 @@ HOSTED = (
     "vllm.v1.worker.gpu.spec_decode.dflash.speculator",
     "vllm.v1.worker.gpu.spec_decode.dspark.speculator",
     "vllm.v1.worker.gpu.spec_decode.eagle.speculator",
+    "vllm.v1.worker.gpu.spec_decode.gemma4.speculator",
     "vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator",
     "vllm.v1.worker.gpu.spec_decode.target_dependent_ar.speculator",
 )

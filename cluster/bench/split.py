@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -19,6 +19,7 @@ from rich.table import Table
 
 from cluster.channel.base import ChannelKind
 from cluster.commands.terminal import DebugOption, JsonOption, command, messages
+from cluster.contract.policy import Policy
 from cluster.engine.cpu import profile
 from cluster.engine.in_process import GenerationRequest, InProcessEngine
 from cluster.engine.separate import SeparateEngine
@@ -237,6 +238,9 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to count in each repeat.")] = 10,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats, which take turns in who is first.")] = 3,
     channel: Annotated[ChannelKind, typer.Option(help="What carries a round.")] = "shm",
+    kv_sharing: Annotated[
+        Literal["auto", "map", "mirror"], typer.Option(help="How a draft that reads its target's KV gets at it.")
+    ] = "auto",
     json_output: JsonOption = False,
     debug: DebugOption = False,  # noqa: ARG001 - read by @command
 ) -> None:
@@ -259,7 +263,7 @@ def main(
     )
     with (
         messages.status("loading the pair twice") as status,
-        SeparateEngine(settings, channel=channel) as separate,
+        SeparateEngine(settings, channel=channel, policy=Policy(kv_sharing=kv_sharing)) as separate,
         InProcessEngine(settings) as colocated,
     ):
         prices = [

@@ -165,7 +165,7 @@ def _report(target: SideFacts, draft: SideFacts, contract: KVContract, memory: M
         f"contract {contract.digest[:16]} · vLLM {contract.vllm_version} · {wire.method}, "
         f"K = {wire.num_speculative_tokens}{states}",
         f"target {escape(target.model)}\ndraft  {escape(draft.model)}",
-        f"{contract.num_blocks:,} blocks in each pool, {caching} prefix caching\n",
+        f"{contract.num_blocks:,} blocks in {_pools(contract)}, {caching} prefix caching\n",
         _groups(contract),
         _deviations(contract),
         _other_backends(target, draft),
@@ -173,6 +173,13 @@ def _report(target: SideFacts, draft: SideFacts, contract: KVContract, memory: M
         _memory(target, draft, memory),
         f"\n{memory}",
     )
+
+
+def _pools(contract: KVContract) -> str:
+    if contract.kv_sharing == "map":
+        return "the target's pool, whose shared groups the draft maps"
+    mirrors = ", the draft's with mirrors of what it reads of the target's" * (contract.kv_sharing == "mirror")
+    return f"each pool{mirrors}"
 
 
 def _section(title: str, *rows: Sequence[str], columns: Sequence[str]) -> Table:

@@ -7,6 +7,7 @@ the constructor (`load_weights`, `process_weights_after_loading`) doesn't run.
 import copy
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from cluster.contract.vllm_names import (
     set_default_torch_dtype,
     stand_in_for_cuda,
 )
+from cluster.engine.target_layers import stand_ins
 from cluster.engine.vllm_errors import refused_settings
 from cluster.errors import UserError
 
@@ -91,12 +93,14 @@ def _draft(model: str, config: VllmConfig) -> BuiltSide:
     with set_current_vllm_config(of_target):
         target = get_model(vllm_config=of_target)
     with set_current_vllm_config(config), observe(config) as observed:
+        of_target_layers = stand_ins(config, _META)
         speculator = init_speculator(config, _META, None)
         speculator.load_model(target)
         current_platform.update_block_size_for_backend(config)
     folder = Path(config.speculative_config.draft_model_config.model)
     weights, borrowed = _split_weights(speculator.model, _stored_names(folder))
-    return _side("draft", model, config, speculator.model, observed, weights, borrowed)
+    side = _side("draft", model, config, speculator.model, observed, weights, borrowed)
+    return replace(side, of_target=frozenset(of_target_layers))
 
 
 def _side(

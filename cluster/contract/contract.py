@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cluster.contract.codec import canonical, from_plain, parse, to_plain, to_text
 from cluster.contract.errors import DocumentError
-from cluster.contract.facts import ConfigWrite, KVCacheLayout, KVCacheSpecKind, QuantizationFacts, Role
+from cluster.contract.facts import ConfigWrite, KVCacheLayout, KVCacheSpecKind, KVSharing, QuantizationFacts, Role
 from cluster.contract.policy import Policy
 
 CONTRACT_SCHEMA = "dspark-cluster/contract/1"
@@ -33,7 +33,7 @@ class GroupContract:
     role: Role
     """Who allocates it."""
     shared: bool
-    """Whether the draft reads it too, though it's the target's."""
+    """Whether both sides read what the target writes: it is the target's group, or the draft's mirror of one."""
     mirrors: str
     """The target's group whose blocks it has: its own name, for a group of the target."""
     block_table: str
@@ -114,7 +114,9 @@ class KVContract:
     target: SideContract
     draft: SideContract
     groups: tuple[GroupContract, ...]
-    """By role and name: first the target's, then the draft's own."""
+    """By role and name: first the target's, then the draft's own, with its mirrors of the target's."""
+    kv_sharing: KVSharing | None
+    """How the draft reads the target's shared groups; None where there is none."""
     deviations: tuple[Deviation, ...]
 
     @property
@@ -128,6 +130,17 @@ class KVContract:
     def groups_of(self, role: Role) -> tuple[GroupContract, ...]:
         """The groups that this side allocates."""
         return tuple(group for group in self.groups if group.role == role)
+
+    @property
+    def groups_of_draft_layers(self) -> tuple[GroupContract, ...]:
+        """The groups that the draft attends to: those that it allocates, and those of the target that it maps."""
+        mapped = (group for group in self.groups_of("target") if group.shared and self.kv_sharing == "map")
+        return (*mapped, *self.groups_of("draft"))
+
+    @property
+    def mirrors(self) -> tuple[GroupContract, ...]:
+        """Of the groups that the draft allocates, the copies of the target's."""
+        return tuple(group for group in self.groups_of("draft") if group.shared)
 
     def pool_bytes(self, role: Role) -> int:
         """All KV-cache memory of one side: what its engine must find available, to plan just this many blocks."""

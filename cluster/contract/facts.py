@@ -14,6 +14,10 @@ FACTS_SCHEMA = "dspark-cluster/facts/1"
 
 Role = Literal["target", "draft"]
 
+KVSharing = Literal["map", "mirror"]
+"""How a draft reads its target's KV: the target's own pages, mapped into its process, or a copy of its own, whose rows
+come with each round."""
+
 KVCacheSpecKind = Literal[
     "full_attention",
     "mla_attention",
@@ -134,11 +138,12 @@ class GroupFacts:
     """
 
     name: str
-    """Unique on its side. A draft's group with `role="target"` has the name of the target's group that it reads."""
+    """Unique on its side."""
     role: Role
     """Whose KV it is. In a draft's facts `target` says: these layers read the target's KV, as Gemma 4's MTP does."""
     layers: tuple[str, ...]
-    """Layers that hold the KV, by vLLM's names; of the target, where the draft reads the target's."""
+    """Layers that hold the KV, by vLLM's names; of the target, where the draft reads the target's: they tell which
+    group of it."""
     kind: KVCacheSpecKind
     backends: tuple[BackendFacts, ...]
     """Feasible ones in order of preference. The first, with its first format, is what the engine as configured takes;
@@ -244,6 +249,8 @@ class SideFacts:
     kv_cache_bytes: int
     """Memory for KV cache."""
     num_gpu_blocks_override: int | None = None
+    kv_exports: tuple[KVSharing, ...] = ("map", "mirror")
+    """Of a target: how a draft may read its KV, best first. A channel between hosts can't map."""
     groups: tuple[GroupFacts, ...]
     constructor_writes: tuple[ConfigWrite, ...] = ()
 

@@ -15,9 +15,9 @@ from cluster.contract.choice import Choice
 from cluster.contract.contract import Deviation, GroupContract, KVContract, SideContract, WireContract
 from cluster.contract.errors import ContractError
 from cluster.contract.explain import deviations
-from cluster.contract.facts import ConfigWrite, GroupFacts, KVCacheLayout, SideFacts
+from cluster.contract.facts import ConfigWrite, GroupFacts, KVCacheLayout, KVSharing, SideFacts
 from cluster.contract.geometry import Placed, blocks_per_request, bytes_per_block, kernel_block_size, view
-from cluster.contract.policy import Policy
+from cluster.contract.policy import AUTO, Policy
 from cluster.contract.settle import Option, Settlement, settle
 from cluster.contract.shared import shared_choice
 
@@ -32,12 +32,13 @@ def negotiate(target: SideFacts, draft: SideFacts, policy: Policy) -> KVContract
     owners = [target_choice(group) for group in _in_order(target.groups)]
     readers = [shared_choice(group, owners, policy) for group in _in_order(draft.groups) if group.role == "target"]
     options = [_options(group, owners, policy) for group in _in_order(draft.groups) if group.role == "draft"]
-    settled = settle(owners, readers, options)
+    sharing = _sharing(target, policy) if readers else None
+    settled = settle(owners, readers, options, mirrored=sharing == "mirror")
     if policy.strict and settled.deviations:
         raise _not_strictly(settled.deviations[0])
 
     per_block = bytes_per_block(settled.target_pool, settled.target_layout)
-    per_draft_block = bytes_per_block(settled.draft_pool, settled.draft_layout) if settled.private else 0
+    per_draft_block = bytes_per_block(settled.draft_pool, settled.draft_layout) if settled.draft_pool else 0
     num_blocks = choose_num_blocks(
         target,
         draft,
@@ -59,7 +60,22 @@ def negotiate(target: SideFacts, draft: SideFacts, policy: Policy) -> KVContract
         target=_side(target, target.max_model_len, settled.target_layout, per_block),
         draft=_side(draft, min(target.max_model_len, draft.max_model_len), settled.draft_layout, per_draft_block),
         groups=(*_target_groups(settled, num_blocks), *_draft_groups(settled, num_blocks)),
+        kv_sharing=sharing,
         deviations=settled.deviations,
+    )
+
+
+def _sharing(target: SideFacts, policy: Policy) -> KVSharing:
+    if policy.kv_sharing == AUTO:
+        return target.kv_exports[0]
+    if policy.kv_sharing in target.kv_exports:
+        return policy.kv_sharing
+    raise ContractError(
+        "kv_sharing",
+        target=" or ".join(target.kv_exports),
+        draft=policy.kv_sharing,
+        reason="the draft reads the target's KV, and over the channel between the two it can't in this way",
+        remedy="ask for kv_sharing=auto, or take a channel within one host",
     )
 
 
@@ -128,7 +144,7 @@ def _side(facts: SideFacts, max_model_len: int, layout: KVCacheLayout, per_block
 
 
 def _target_groups(settled: Settlement, num_blocks: int) -> Iterator[GroupContract]:
-    read = {choice.group.name for choice in settled.readers}
+    read = {choice.mirrors for choice in settled.readers}
     pool = settled.target_pool
     for choice, placed in zip(settled.owners, pool, strict=True):
         group = _group(choice, placed, pool, settled.target_layout, num_blocks)
@@ -137,8 +153,9 @@ def _target_groups(settled: Settlement, num_blocks: int) -> Iterator[GroupContra
 
 def _draft_groups(settled: Settlement, num_blocks: int) -> Iterator[GroupContract]:
     pool = settled.draft_pool
-    for choice, placed in zip(settled.private, pool, strict=True):
-        yield _group(choice, placed, pool, settled.draft_layout, num_blocks)
+    for choice, placed in zip(settled.allocated_by_draft, pool, strict=True):
+        group = _group(choice, placed, pool, settled.draft_layout, num_blocks)
+        yield replace(group, role="draft", shared=choice in settled.readers)
 
 
 def _group(

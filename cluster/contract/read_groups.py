@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -29,8 +29,10 @@ def read_groups(
     role: Role,
     specs: Mapping[str, KVCacheSpec],
     selections: Mapping[object, Selection],
+    of_target: Collection[str] = (),
 ) -> tuple[GroupFacts, ...]:
-    """Group `specs` (by layer, as `get_kv_cache_spec` gives them) as the engine core would.
+    """Group `specs` (by layer, as `get_kv_cache_spec` gives them) as the engine core would. `of_target` are those of a
+    draft's that stand for the target's.
 
     Raises:
         UserError: a layer keeps KV of a kind that no contract covers, or the backends have no layout in common.
@@ -45,7 +47,8 @@ def read_groups(
         parts = list(_alike(built))
         for i, names in enumerate(parts):
             part = name if len(parts) == 1 else f"{name}/{i}"
-            groups.append(_facts(vllm_config, role, part, name, names, built[names[0]]))
+            whose = "target" if names[0] in of_target else role
+            groups.append(_facts(vllm_config, whose, part, name, names, built[names[0]]))
     return tuple(groups)
 
 

@@ -12,7 +12,7 @@ from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
 from vllm.platforms import current_platform
 
 from cluster.contract.digests import config_digest, tokenizer_digest
-from cluster.contract.facts import ConfigWrite, QuantizationFacts, Role, SideFacts
+from cluster.contract.facts import ConfigWrite, KVSharing, QuantizationFacts, Role, SideFacts
 from cluster.contract.read_groups import read_groups
 from cluster.contract.selections import Selection
 from cluster.contract.vllm_names import KVCacheSpec, LinearBase, get_eagle3_aux_layers_from_config
@@ -50,6 +50,9 @@ class BuiltSide:
     writes: tuple[ConfigWrite, ...]
     weights: tuple[torch.nn.Parameter, ...]
     borrowed: tuple[torch.nn.Parameter, ...] = ()
+    of_target: frozenset[str] = frozenset()
+    """Of a draft's `specs`, the layers that stand for the target's, whose KV it reads."""
+    kv_exports: tuple[KVSharing, ...] = ("map", "mirror")
     kv_cache_bytes: int | None = None
     """As measured; None to estimate it."""
 
@@ -124,7 +127,8 @@ def read_side(side: BuiltSide) -> SideFacts:
         projection_bytes=_bytes(_projection(side.module)) if side.role == "draft" else 0,
         kv_cache_bytes=_kv_cache_bytes(config, weight_bytes) if side.kv_cache_bytes is None else side.kv_cache_bytes,
         num_gpu_blocks_override=config.cache_config.num_gpu_blocks_override,
-        groups=read_groups(config, side.role, side.specs, side.selections),
+        kv_exports=side.kv_exports,
+        groups=read_groups(config, side.role, side.specs, side.selections, side.of_target),
         constructor_writes=side.writes,
     )
 

@@ -34,6 +34,8 @@ class Settlement:
     """The target's groups."""
     readers: tuple[Choice, ...]
     """The draft's reading of some of them."""
+    mirrored: bool
+    """Whether the draft keeps copies of what it reads: they are in its pool."""
     private: tuple[Choice, ...]
     """The draft's own groups."""
     block_sizes: Mapping[str, int]
@@ -48,10 +50,16 @@ class Settlement:
 
     @property
     def draft_pool(self) -> list[Placed]:
-        return _pool(self.private, self.block_sizes)
+        return _pool(self.allocated_by_draft, self.block_sizes)
+
+    @property
+    def allocated_by_draft(self) -> tuple[Choice, ...]:
+        return (*self.readers, *self.private) if self.mirrored else self.private
 
 
-def settle(owners: Sequence[Choice], readers: Sequence[Choice], options: Sequence[Sequence[Option]]) -> Settlement:
+def settle(
+    owners: Sequence[Choice], readers: Sequence[Choice], options: Sequence[Sequence[Option]], *, mirrored: bool
+) -> Settlement:
     """The first combination, in the order of the options, for which block sizes and layouts exist.
 
     Raises:
@@ -65,7 +73,8 @@ def settle(owners: Sequence[Choice], readers: Sequence[Choice], options: Sequenc
         block_sizes = {table: choose_block_size(sizes, wanted[table]) for table, sizes in allowed.items()}
         private = [option.choice for option in chosen]
         try:
-            target_layout, draft_layout = _layouts(owners, readers, private, block_sizes)
+            copies = readers if mirrored else ()
+            target_layout, draft_layout = _layouts(owners, readers, [*copies, *private], block_sizes)
         except ContractError as conflict:
             conflicts.append(conflict)
             continue
@@ -73,6 +82,7 @@ def settle(owners: Sequence[Choice], readers: Sequence[Choice], options: Sequenc
         return Settlement(
             owners=tuple(owners),
             readers=tuple(readers),
+            mirrored=mirrored,
             private=tuple(private),
             block_sizes=block_sizes,
             target_layout=target_layout,

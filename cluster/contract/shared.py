@@ -19,17 +19,14 @@ def shared_choice(group: GroupFacts, target: Sequence[Choice], policy: Policy) -
     Raises:
         ContractError: the draft would read the target's pages as something else than they are.
     """
-    owner = next((choice for choice in target if choice.group.name == group.name), None)
+    owner = next((choice for choice in target if set(group.layers) <= set(choice.group.layers)), None)
     if owner is None:
-        names = ", ".join(choice.group.name for choice in target)
-        raise _refusal("groups", names, group.name, "the draft reads a group that the target doesn't have")
-    if not set(group.layers) <= set(owner.group.layers):
-        missing = sorted(set(group.layers) - set(owner.group.layers))
+        layers = {layer for choice in target for layer in choice.group.layers}
         raise _refusal(
             "layers",
-            f"{len(owner.group.layers)} layers in {group.name}",
-            ", ".join(missing),
-            "the draft reads layers that the target doesn't have in this group",
+            f"{len(layers)} layers in {', '.join(choice.group.name for choice in target)}",
+            ", ".join(sorted(set(group.layers) - layers) or group.layers),
+            f"the draft reads layers ({group.name}) that the target doesn't have in one group",
         )
     _check_policy(group, owner, policy)
     backend = _same_backend(group, owner)

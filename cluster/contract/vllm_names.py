@@ -5,6 +5,9 @@ Here and nowhere else, so that an upgrade of vLLM fails at this import before it
 
 import importlib
 
+# What torch's allocator was told.
+from vllm.device_allocator.alloc_conf import alloc_conf_from_env
+
 # The selector asks the platform through the cached function of this module, which `record_selections` stands before.
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.linear import LinearBase
@@ -54,6 +57,7 @@ __all__ = [
     "MultipleOf",
     "SlidingWindowSpec",
     "UniformTypeKVCacheSpecs",
+    "alloc_conf_from_env",
     "customize_attention_spec",
     "get_eagle3_aux_layers_from_config",
     "get_kv_cache_groups",

@@ -88,7 +88,7 @@ class ContractWorker(Worker):
             self._facts = read_side(self.built_side(specs, self._observed))
             self._contract = self.member.agree(self._facts)
             self._check_layers()
-        sizes = {layer: group.block_size for group in self._groups for layer in group.layers}
+        sizes = {layer: group.block_size for group in self.groups_of_layers for layer in group.layers}
         self.cache_config.block_size = min(sizes.values())
         self._seal = Seal(covered(self.vllm_config), fixed=fixed_values(self.contract, self.role))
         return {layer: replace(spec, block_size=sizes[layer]) for layer, spec in specs.items()}
@@ -103,14 +103,17 @@ class ContractWorker(Worker):
         return self.contract.pool_bytes(self.role)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
+        groups = self.contract.groups_of(self.role)  # none, where a draft has its target's KV only, and maps it
         with self.member.reporting():
-            verify_plan(self.contract, self.role, kv_cache_config)
+            if groups:
+                verify_plan(self.contract, self.role, kv_cache_config)
             self._sealed.enter(Phase.ALLOCATING)
             self.member.accept(self.contract)
         super().initialize_from_config(kv_cache_config)
-        tensors = {layer: self._layers[layer].kv_cache for group in self._groups for layer in group.layers}
+        tensors = {layer: self._layers[layer].kv_cache for group in groups for layer in group.layers}
         with self.member.reporting():
-            verify_allocation(self.contract, self.role, tensors, cache_dtype=self.cache_config.cache_dtype)
+            if groups:
+                verify_allocation(self.contract, self.role, tensors, cache_dtype=self.cache_config.cache_dtype)
             self._sealed.enter(Phase.SERVING)
             self.member.ready(self.contract)
 
@@ -127,7 +130,8 @@ class ContractWorker(Worker):
         return self._seal
 
     @property
-    def _groups(self) -> tuple[GroupContract, ...]:
+    def groups_of_layers(self) -> tuple[GroupContract, ...]:
+        """The contract's groups with the layers that are in this process."""
         return self.contract.groups_of(self.role)
 
     @property
@@ -137,7 +141,7 @@ class ContractWorker(Worker):
 
     def _check_layers(self) -> None:
         """The layers were built before there was a contract: each must be what it says."""
-        for group in self._groups:
+        for group in self.groups_of_layers:
             for name in group.layers:
                 layer = self._layers[name]
                 backend, word = layer.get_attn_backend().get_name(), getattr(layer, "kv_cache_dtype", None)

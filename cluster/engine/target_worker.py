@@ -5,28 +5,39 @@ EngineArgs(worker_cls="cluster.engine.target_worker.TargetWorker",
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
-from dspark.v1.control_pb2 import EngineSizes
+from dspark.v1.control_pb2 import EngineSizes, SharedKV, SharedLayer
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from cluster.channel import ChannelError
-from cluster.contract.facts import Role
+from cluster.channel.base import ChannelKind
+from cluster.channel.exported import ExportedMemory
+from cluster.contract.facts import KVSharing, Role
 from cluster.contract.observe import Observed
 from cluster.contract.read_side import BuiltSide, pairing_of
-from cluster.contract.vllm_names import resolve_kv_cache_layout
+from cluster.contract.vllm_names import alloc_conf_from_env, resolve_kv_cache_layout
 from cluster.control.member import Member
 from cluster.control.refusals import ControlError
 from cluster.engine import draft_context
 from cluster.engine.contract_worker import ContractWorker
 from cluster.engine.draft_context import DraftReport
+from cluster.engine.kv_pool import PoolAllocator, require_exportable
 from cluster.engine.version import vllm_release
 from cluster.speculation.settings import remote_draft_settings
 
 if TYPE_CHECKING:
     from cluster.speculation.remote import PairedDraft, RemoteSpeculator
+
+_KV_EXPORTS: Final[Mapping[ChannelKind, tuple[KVSharing, ...]]] = {
+    "shm": ("map", "mirror"),
+    "gloo": ("mirror",),
+    "cuda_ipc": ("map",),
+}
+"""How a draft at the other end of each channel can read the target's KV."""
 
 
 class TargetWorker(ContractWorker):
@@ -37,9 +48,17 @@ class TargetWorker(ContractWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._last_epoch = 0
+        self._exported: ExportedMemory | None = None
         self.take_part(self._join())
 
     def built_side(self, specs: Mapping[str, Any], observed: Observed) -> BuiltSide:
+        if self.vllm_config.speculative_config.use_gemma4_mtp() and self.device.type != "cpu":
+            require_exportable(
+                sleep_mode=self.model_config.enable_cumem_allocator, allocator_settings=alloc_conf_from_env()
+            )
+            raise NotImplementedError(
+                "a GPU's KV pool isn't exported so far: it has to be allocated by cuMemAlloc, outside torch's pools"
+            )
         module = self.model_runner.get_model()
         # Measured here, for the contract fixes the number of blocks before the engine core asks. A GPU's measurement
         # wants the layout that the core resolves next.
@@ -56,6 +75,7 @@ class TargetWorker(ContractWorker):
             writes=observed.writes,
             weights=tuple(module.parameters()),
             kv_cache_bytes=self.measured_memory(),
+            kv_exports=_KV_EXPORTS[remote_draft_settings(self.vllm_config.additional_config).channel],
         )
 
     def round_report(self) -> dict[str, Any]:
@@ -64,6 +84,8 @@ class TargetWorker(ContractWorker):
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
+        if self.contract.kv_sharing is not None:
+            self._speculator.share_kv(self.contract, self._shared_kv())
         with self.member.reporting():
             self._speculator.begin(self._speculator.open_rounds(self.member, self.contract))
         self._speculator.keep_paired(self._pair_again)
@@ -113,6 +135,38 @@ class TargetWorker(ContractWorker):
             draft.rounds.close()
             raise ControlError("the draft that came back", str(error), "look at what its process wrote last") from error
         return draft
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._exported is not None:
+            self._exported.close()
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
+        """vLLM asks for what to allocate in. A pool that the draft maps lies in shared memory from the start."""
+        if tag == "kv_cache" and self.contract.kv_sharing == "map":
+            return PoolAllocator(self._export)
+        context: AbstractContextManager[Any] = super()._maybe_get_memory_pool_context(tag)
+        return context
+
+    def _export(self, num_bytes: int) -> torch.Tensor:
+        self._exported = ExportedMemory(num_bytes)
+        return torch.frombuffer(self._exported.memory, dtype=torch.int8)
+
+    def _shared_kv(self) -> SharedKV:
+        """Where the layers of the groups that the draft reads lie, and what scales them."""
+        shared = SharedKV()
+        if self._exported is not None:
+            shared.location, shared.num_bytes = self._exported.location, self.contract.pool_bytes(self.role)
+        for group in self.contract.groups_of(self.role):
+            for name in group.layers if group.shared else ():
+                layer = self._layers[name]
+                if layer._k_scale.numel() > 1 or layer._v_scale.numel() > 1:
+                    raise NotImplementedError(f"{name} has a scale for each head, and one for all is what travels")
+                offset = layer.kv_cache.data_ptr() - self._exported.address if self._exported is not None else 0
+                shared.layers.append(
+                    SharedLayer(name=name, offset=offset, k_scale=layer._k_scale_float, v_scale=layer._v_scale_float)
+                )
+        return shared
 
 
 class _Reporting(AsyncModelRunnerOutput):

@@ -8,13 +8,15 @@ from typing import Literal
 from cluster.errors import UserError
 from cluster.models.folder import ModelFolder
 
-Method = Literal["dspark", "dflash", "eagle3", "draft_model"]
+Method = Literal["dspark", "dflash", "eagle3", "mtp", "draft_model"]
 
 _ARCHITECTURES: dict[str, Method] = {
     "Qwen3DSparkModel": "dspark",
     "Gemma4DSparkModel": "dspark",
     "DSparkDraftModel": "dspark",
     "DFlashDraftModel": "dflash",
+    "Gemma4AssistantForCausalLM": "mtp",
+    "Gemma4UnifiedAssistantForCausalLM": "mtp",
 }
 # As vLLM detects them, in its order.
 _NAMES: tuple[Method, ...] = ("eagle3", "dflash", "dspark")
@@ -87,7 +89,8 @@ def _check_vocabulary(target: ModelFolder, draft: ModelFolder) -> None:
 
 def _check_hidden_size(target: ModelFolder, draft: ModelFolder) -> None:
     theirs = target.integer("hidden_size")
-    ours = draft.integer("target_hidden_size") or draft.integer("hidden_size")
+    names = ("backbone_hidden_size", "target_hidden_size", "hidden_size")
+    ours = next((size for name in names if (size := draft.integer(name))), None)
     if theirs is not None and ours is not None and theirs != ours:
         raise UserError(
             f"draft {draft.name}",

@@ -93,7 +93,8 @@ def run(settings: DraftSettings, joined: Callable[[], None]) -> None:
                         hosted.capture()
                     else:
                         contract = hosted.pair_again(member)
-                    channel, codec = open_rounds(member, contract, hosted.table_widths, host=settings.host)
+                    widths, take_kv = hosted.table_widths, hosted.take_kv
+                    channel, codec = open_rounds(member, contract, widths, take_kv=take_kv, host=settings.host)
                     serves_again = not isinstance(channel, DeviceChannel)
                     say(f"serves rounds of epoch {member.epoch} under contract {contract.digest[:16]}")
                     served = _serve(settings, hosted, faults.around(channel), codec, epoch=member.epoch)

@@ -49,16 +49,13 @@ class MessageDraft:
         return ids
 
     def _round(self, request: ProposeRequest) -> Round:
-        hidden_states = self._tensor(request.hidden_states)
-        if hidden_states.dtype == torch.uint16:
-            hidden_states = hidden_states.view(torch.bfloat16)
         return Round(
             num_speculative_tokens=request.num_speculative_tokens,
             decode_graph_eligible=request.decode_graph_eligible,
             query_start_loc_np=request.query_start_loc,
             num_scheduled_tokens=request.num_scheduled_tokens,
             seq_lens_cpu_upper_bound=torch.from_numpy(request.seq_lens_cpu_upper_bound),
-            hidden_states=hidden_states,
+            hidden_states=self._states(request.hidden_states),
             positions=self._tensor(request.positions),
             query_start_loc=self._tensor(request.query_start_loc),
             idx_mapping=self._tensor(request.idx_mapping),
@@ -69,7 +66,12 @@ class MessageDraft:
             temperature=self._tensor(request.temperature),
             seeds=self._tensor(request.seeds),
             input_ids=None if request.input_ids is None else self._tensor(request.input_ids),
+            kv_rows=tuple(map(self._states, request.kv_rows)),
         )
+
+    def _states(self, array: NDArray[Any]) -> torch.Tensor:
+        tensor = self._tensor(array)
+        return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._hosted.device)

@@ -6,6 +6,7 @@ target, so its speculator is all that works there.
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -27,12 +28,14 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer
 from vllm.v1.worker.workspace import lock_workspace, use_workspace_lane
 
-from cluster.contract.contract import KVContract
+from cluster.contract.contract import GroupContract, KVContract
 from cluster.contract.facts import Role
 from cluster.contract.observe import Observed, observe
 from cluster.contract.read_side import BuiltSide, pairing_of
 from cluster.control.member import Member
 from cluster.engine.contract_worker import ContractWorker
+from cluster.engine.kv_pool import PoolAllocator, without_memory
+from cluster.engine.target_layers import stand_ins
 from cluster.engine.vllm_errors import refused_settings
 from cluster.speculation.checkpoint import DUMMY, borrowed_parts, fill_with_dummies, load_parameters, read_tensors
 
@@ -46,6 +49,7 @@ class DraftWorker(ContractWorker):
         self.model_runner.use_aux_hidden_state_outputs = False  # of a target that isn't here
         stub = LentToDraft(self.vllm_config, self.device)
         with set_current_vllm_config(self.vllm_config), observe(self.vllm_config) as self._observed:
+            self._of_target = frozenset(stand_ins(self.vllm_config, self.device))
             self.model_runner.load_model(load_dummy_weights, model=stub)
 
     def built_side(self, specs: Mapping[str, Any], observed: Observed) -> BuiltSide:
@@ -64,7 +68,21 @@ class DraftWorker(ContractWorker):
             writes=observed.writes,
             weights=weights,
             borrowed=tuple(weight for weight in weights if id(weight) in of_target),
+            of_target=self._of_target,
         )
+
+    @property
+    def groups_of_layers(self) -> tuple[GroupContract, ...]:
+        return tuple(
+            replace(group, layers=tuple(name for name in group.layers if name in self._layers))
+            for group in self.contract.groups_of_draft_layers
+        )
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
+        if tag == "kv_cache" and self.contract.kv_sharing == "map":
+            return PoolAllocator(without_memory)
+        context: AbstractContextManager[Any] = super()._maybe_get_memory_pool_context(tag)
+        return context
 
 
 class LentToDraft(nn.Module):
@@ -125,7 +143,9 @@ def allocate(executor: Any, member: Member) -> KVContract:
     )
     executor.set_kv_cache_layout(layout.name)
     config.cache_config.num_gpu_blocks_override = contract.num_blocks
-    plans = get_kv_cache_configs(config, specs, [contract.pool_bytes("draft")])
+    # Where the target's pool is mapped, a plan for less of it than there is: its layers that are read.
+    pool_bytes = contract.pool_bytes("draft") or contract.pool_bytes("target")
+    plans = get_kv_cache_configs(config, specs, [pool_bytes])
     for plan in plans:
         plan.kv_cache_layout = config.cache_config.kv_cache_layout
     executor.initialize_from_config(plans)
@@ -244,6 +264,8 @@ def _lent(speculation: Any) -> set[str]:
     draft = speculation.draft_model_config
     if speculation.uses_draft_model():
         return set()
+    if speculation.use_gemma4_mtp():
+        return {"embed_tokens"}  # its own, of its own width, is its head
     if speculation.use_dspark() and "Qwen3DSparkModel" not in draft.architectures:
         return {"embed_tokens", "lm_head"}  # such a draft gets the target's, even if it has its own
     return borrowed_parts(Path(draft.model))

@@ -1,13 +1,14 @@
 """What vLLM's speculators of each method read of a round, beyond positions, counts, slots and block tables."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFamily:
-    reads_states: bool
-    """The target's auxiliary hidden states, after what the draft does to them first (`fc`), which the target runs."""
+    states: Literal["fused", "last"] | None
+    """Of the target: its auxiliary hidden states, after what the draft does to them first (`fc`), which the target
+    runs; or its last hidden states; or none."""
     reads_input_ids: bool
     """The token ids that the target has just run, and how long their sequences are: it goes on from there, a token a
     step."""
@@ -16,9 +17,10 @@ class DraftFamily:
 
 
 FAMILIES: Final = {
-    "dspark": DraftFamily(reads_states=True, reads_input_ids=False),
-    "dflash": DraftFamily(reads_states=True, reads_input_ids=False),
-    "eagle3": DraftFamily(reads_states=True, reads_input_ids=True, reuses_attention=True),
-    "draft_model": DraftFamily(reads_states=False, reads_input_ids=True),
+    "dspark": DraftFamily(states="fused", reads_input_ids=False),
+    "dflash": DraftFamily(states="fused", reads_input_ids=False),
+    "eagle3": DraftFamily(states="fused", reads_input_ids=True, reuses_attention=True),
+    "mtp": DraftFamily(states="last", reads_input_ids=True, reuses_attention=True),
+    "draft_model": DraftFamily(states=None, reads_input_ids=True),
 }
-"""By vLLM's name of the method."""
+"""By vLLM's name of the method. Of its `mtp` drafts there is Gemma 4's, which reads the target's own KV, too."""

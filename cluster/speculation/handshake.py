@@ -7,13 +7,16 @@ accepts          ··········· channel ···········    opens,
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from dspark.v1.control_pb2 import RoundOptions
 
 from cluster.contract.codec import from_plain
 from cluster.contract.contract import GroupContract, KVContract
-from cluster.contract.facts import Role
 from cluster.speculation.messages import RoundSizes
+
+_ELEMENT_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
+"""Of what the caches are made of."""
 
 
 def round_sizes(contract: KVContract, options: RoundOptions) -> RoundSizes:
@@ -40,29 +43,37 @@ def round_sizes(contract: KVContract, options: RoundOptions) -> RoundSizes:
             ],
             "with_input_ids": options.with_input_ids,
             "draft_logits_dtype": options.draft_logits_dtype or None,
+            "kv_row_sizes": [
+                group.row_bytes // _ELEMENT_BYTES[group.dtype] for group in mirrored_layers(contract).values()
+            ],
         },
     )
 
 
 def tables(contract: KVContract) -> tuple[str, ...]:
     """The target's block tables that travel, in the order in which they do: those that the draft's groups follow."""
-    return tuple(dict.fromkeys(group.block_table for group in contract.groups_of("draft")))
+    return tuple(dict.fromkeys(group.block_table for group in contract.groups_of_draft_layers))
+
+
+def mirrored_layers(contract: KVContract) -> dict[str, GroupContract]:
+    """The target's layers whose rows travel, in the order in which they do, each with the group of the draft's."""
+    return {layer: group for group in contract.mirrors for layer in group.layers}
 
 
 def tables_to_send(contract: KVContract, groups: Sequence[Sequence[str]]) -> tuple[int, ...]:
     """For each table that travels, which of the target's `groups` has it: vLLM's groups, as the layers of each."""
-    own = [_table_of(contract, "target", layers) for layers in groups]
+    own = [_table_of(contract.groups_of("target"), layers) for layers in groups]
     return tuple(own.index(table) for table in tables(contract))
 
 
 def tables_to_follow(contract: KVContract, groups: Sequence[Sequence[str]]) -> tuple[int, ...]:
     """For each of the draft's `groups`, which of the tables that travel it follows."""
     travelling = tables(contract)
-    return tuple(travelling.index(_table_of(contract, "draft", layers)) for layers in groups)
+    return tuple(travelling.index(_table_of(contract.groups_of_draft_layers, layers)) for layers in groups)
 
 
-def _table_of(contract: KVContract, role: Role, layers: Sequence[str]) -> str:
-    return next(group.block_table for group in contract.groups_of(role) if not set(layers).isdisjoint(group.layers))
+def _table_of(groups: Sequence[GroupContract], layers: Sequence[str]) -> str:
+    return next(group.block_table for group in groups if not set(layers).isdisjoint(group.layers))
 
 
 def _mirrored(contract: KVContract, table: str) -> GroupContract:

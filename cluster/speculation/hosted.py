@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from dspark.v1.control_pb2 import EngineSizes
+from dspark.v1.control_pb2 import EngineSizes, SharedKV
 
 from cluster.contract.contract import KVContract
 from cluster.control.member import Member
@@ -12,6 +12,7 @@ from cluster.speculation import draft_seam
 from cluster.speculation.families import FAMILIES
 from cluster.speculation.handshake import tables_to_follow
 from cluster.speculation.round import Round
+from cluster.speculation.target_kv import TargetKV
 
 
 class HostedSpeculator:
@@ -30,6 +31,8 @@ class HostedSpeculator:
         self._runner = draft_seam.runner_of(self._executor)
         self._family = FAMILIES[self._runner.speculator.method]
         self._tables: tuple[int, ...] = ()
+        self._contract: KVContract | None = None
+        self._target_kv: TargetKV | None = None
 
     def allocate(self, member: Member) -> KVContract:
         """Negotiate the KV contract with the target, and allocate what it says.
@@ -40,6 +43,7 @@ class HostedSpeculator:
         with torch.inference_mode():
             contract = draft_seam.allocate(self._executor, member)
         self._tables = tables_to_follow(contract, draft_seam.layers_by_group(self._runner))
+        self._contract = contract
         return contract
 
     def pair_again(self, member: Member) -> KVContract:
@@ -50,6 +54,15 @@ class HostedSpeculator:
             ContractError, ControlError: the target would need another contract, or is lost again.
         """
         return draft_seam.pair_again(self._executor, member)
+
+    def take_kv(self, shared: SharedKV) -> None:
+        """Read the target's KV, which it has allocated by now. Before the first round of each pairing.
+
+        Raises:
+            ContractError, ChannelUnavailable: it isn't as contracted, or can't be reached.
+        """
+        assert self._contract is not None  # allocate
+        self._target_kv = TargetKV(self._executor.vllm_config, self._contract, shared)
 
     @property
     def table_widths(self) -> tuple[int, ...]:
@@ -95,10 +108,15 @@ class HostedSpeculator:
                 decode_graph_eligible=round.decode_graph_eligible,
                 with_seq_lens=self._family.reads_input_ids,
             )
-            attention = draft_seam.attention(self._runner, batch) if self._family.reuses_attention else (None, None)
+            metadata, slot_mappings = None, None
+            if self._family.reuses_attention:
+                metadata, slot_mappings = draft_seam.attention(self._runner, batch)
+                if self._target_kv is not None:
+                    self._target_kv.store(round.kv_rows, slot_mappings)
             drafts: torch.Tensor = self._runner.speculator.propose(
                 batch,
-                *attention,
+                metadata,
+                slot_mappings,
                 round.hidden_states,
                 None,  # no auxiliary states: these are fused already
                 round.num_sampled,

@@ -1,7 +1,7 @@
 """From a contract that both sides hold to a channel that carries rounds: what each side does."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Final
 
@@ -47,10 +47,16 @@ def offer_rounds(
 
 
 def open_rounds(
-    member: Member, contract: KVContract, table_widths: Sequence[int], *, host: str = LOOPBACK
+    member: Member,
+    contract: KVContract,
+    table_widths: Sequence[int],
+    *,
+    take_kv: Callable[[control_pb2.SharedKV], None] | None = None,
+    host: str = LOOPBACK,
 ) -> tuple[Channel, MessageCodec]:
-    """The draft's side. `table_widths` are those of its own block tables, one for each table that travels; `host` is
-    this host's address, as the target's reaches it.
+    """The draft's side. `table_widths` are those of its own block tables, one for each table that travels; `take_kv`
+    takes the target's KV, where the contract shares it, before the channel is accepted; `host` is this host's address,
+    as the target's reaches it.
 
     Raises:
         ContractError, ControlError, ChannelUnavailable: the target offers no channel, or none that fits.
@@ -69,6 +75,9 @@ def open_rounds(
     names = [field.name for field in fields(ChannelAddress)]
     address = from_plain(ChannelAddress, {name: getattr(offer.address, name) for name in names})
     check_channel(address)
+    if contract.kv_sharing is not None:
+        assert take_kv is not None
+        take_kv(offer.round_options.shared_kv)
     member.accept_channel()
     try:
         return open_channel(address, time.monotonic() + OPEN_TIMEOUT_S, host=host), codec

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from dspark.v1.control_pb2 import RoundOptions
+from dspark.v1.control_pb2 import RoundOptions, SharedKV
 
 from cluster.channel import ChannelError
 from cluster.channel.faults import Faults
@@ -17,7 +17,7 @@ from cluster.engine.tracing import range_of
 from cluster.errors import UserError
 from cluster.speculation import target_seam
 from cluster.speculation.families import FAMILIES
-from cluster.speculation.handshake import tables_to_send
+from cluster.speculation.handshake import mirrored_layers, tables_to_send
 from cluster.speculation.messages import MessageError
 from cluster.speculation.pace import Pace
 from cluster.speculation.pairing import offer_rounds
@@ -58,6 +58,8 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._next: PairedDraft | None = None
         self._last_epoch = 0
         self._rejoin: Rejoin[PairedDraft, PairedDraft] | None = None
+        self._shared_kv: SharedKV | None = None
+        self._stored: target_seam.StoredRows | None = None
         self._times = RoundTimes()
         self._pace = Pace(deadline_s=self._settings.round_deadline_s, stall_limit_s=self._settings.stall_limit_s)
         self.faults = Faults(self._settings.faults, "target")
@@ -130,7 +132,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._draft = self._next = None
 
     def load_draft_model(self, target_model: Any, target_attn_layer_names: set[str]) -> Any:
-        if not self._family.reads_states:
+        if self._family.states != "fused":
             return torch.nn.Module()
         return target_seam.FusedStates(self.vllm_config, target_model, self.device)
 
@@ -146,6 +148,12 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._block_tables = block_tables
         self._layers_by_group = [group.layer_names for group in kv_cache_config.kv_cache_groups]
 
+    def share_kv(self, contract: KVContract, shared: SharedKV) -> None:
+        """The draft reads the target's KV, which is allocated: `shared` says where. Before the rounds are opened."""
+        self._shared_kv = shared
+        if mirrored := mirrored_layers(contract):
+            self._stored = target_seam.StoredRows(self.vllm_config, mirrored)
+
     def open_rounds(self, member: Member, contract: KVContract) -> PairedDraft:
         """Open the channel to the draft. For the target's worker, once both sides hold what the contract says.
 
@@ -158,6 +166,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
             block_table_widths=[tables[i].shape[1] for i in self._tables],
             num_prefill_lookahead=max(1, self.vllm_config.num_prefill_lookahead_tokens),
             with_input_ids=self._family.reads_input_ids,
+            shared_kv=self._shared_kv,
         )
         channel, codec = offer_rounds(self._settings, member, contract, options)
         rounds = target_rounds(
@@ -212,7 +221,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
             query_start_loc_np=input_batch.query_start_loc_np[: B + 1],
             num_scheduled_tokens=input_batch.num_scheduled_tokens,
             seq_lens_cpu_upper_bound=input_batch.seq_lens_cpu_upper_bound[:B],
-            hidden_states=self._states(aux_hidden_states, T),
+            hidden_states=self._states(last_hidden_states, aux_hidden_states, T),
             positions=input_batch.positions[:T],
             query_start_loc=input_batch.query_start_loc[: B + 1],
             idx_mapping=input_batch.idx_mapping[:B],
@@ -223,6 +232,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
             temperature=temperature,
             seeds=seeds,
             input_ids=input_batch.input_ids[:T] if self._family.reads_input_ids else None,
+            kv_rows=() if self._stored is None else self._stored.take(T),
         )
         tables = self._block_tables.input_block_tables
         waited_s = self._times.round_trip
@@ -235,9 +245,13 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
             round.propose_last(drafts)
         return drafts
 
-    def _states(self, aux_hidden_states: list[torch.Tensor] | None, num_tokens: int) -> torch.Tensor:
+    def _states(
+        self, last_hidden_states: torch.Tensor, aux_hidden_states: list[torch.Tensor] | None, num_tokens: int
+    ) -> torch.Tensor:
         """What the draft reads of the target's states: [T, H], or [T, 0] where it reads none."""
-        if not self._family.reads_states:
+        if self._family.states == "last":
+            return last_hidden_states[:num_tokens]
+        if self._family.states is None:
             return torch.empty(num_tokens, 0, dtype=self.dtype, device=self.device)
         begun = time.perf_counter()
         with range_of("fuse"):
@@ -264,7 +278,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._next = draft
 
     def _check_supported(self) -> None:
-        if self.method not in FAMILIES:
+        if self.method not in FAMILIES or (self.method == "mtp" and not self.speculative_config.use_gemma4_mtp()):
             raise UserError(
                 f"speculation method {self.method}",
                 f"a draft in a process of its own can be {', '.join(FAMILIES)}",

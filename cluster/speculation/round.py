@@ -31,6 +31,7 @@ class Round:
     temperature: torch.Tensor
     seeds: torch.Tensor
     input_ids: torch.Tensor | None
+    kv_rows: tuple[torch.Tensor, ...] = ()
 
     @property
     def num_reqs(self) -> int:

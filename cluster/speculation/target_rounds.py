@@ -210,6 +210,7 @@ def _request(round: Round, block_tables: Sequence[torch.Tensor]) -> ProposeReque
         seeds=_array(round.seeds),
         block_tables=tuple(map(_array, block_tables)),
         input_ids=None if round.input_ids is None else _array(round.input_ids),
+        kv_rows=tuple(map(_array, round.kv_rows)),
     )
 
 

@@ -1,6 +1,7 @@
 """Every private name of vLLM 0.32 that the target's side of the split uses, but for the hook (`speculator_hook`)."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,38 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from cluster.speculation.checkpoint import DUMMY, fill_with_dummies, load_parameters, read_tensors
 
-__all__ = ["DraftModelSpeculator", "FusedStates"]
+__all__ = ["DraftModelSpeculator", "FusedStates", "StoredRows"]
+
+
+class StoredRows:
+    """What the target's layers stored in their caches last: as it was given to vLLM's `do_kv_cache_update`.
+
+    Not read back from the pages: in those of a CPU no row of a token lies in one piece.
+    """
+
+    def __init__(self, vllm_config: Any, layers: Iterable[str]) -> None:
+        self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._layers = tuple(layers)
+        for name in self._layers:
+            self._watch(name, vllm_config.compilation_config.static_forward_context[name].impl)
+
+    def take(self, num_tokens: int) -> tuple[torch.Tensor, ...]:
+        """For each layer, [T, elements of K and V]: of the forward pass before this, whose tensors are let go."""
+        rows = tuple(
+            torch.cat([part[:num_tokens].flatten(1) for part in self._rows[name]], dim=1) for name in self._layers
+        )
+        self._rows.clear()
+        return rows
+
+    def _watch(self, name: str, impl: Any) -> None:
+        update = impl.do_kv_cache_update
+
+        def watched(layer: Any, key: torch.Tensor, value: torch.Tensor, *where: Any) -> None:
+            self._rows[name] = key, value
+            update(layer, key, value, *where)
+
+        impl.do_kv_cache_update = watched
+
 
 _OURS = re.compile(r"(?:.*\.)?(?P<parameter>(?P<module>fc|input_norm|fc_norm)\.[\w.]+)")
 

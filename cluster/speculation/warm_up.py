@@ -41,5 +41,6 @@ def _blank(sizes: RoundSizes, num_tokens: int) -> ProposeRequest:
         temperature=np.zeros(slots, np.float32),
         seeds=np.zeros(slots, np.int64),
         block_tables=tuple(np.zeros((1, table.width), np.int32) for table in sizes.block_tables),
+        kv_rows=tuple(np.zeros((num_tokens, size), WIRE_DTYPES[sizes.hidden_dtype]) for size in sizes.kv_row_sizes),
         input_ids=np.zeros(num_tokens, np.int32) if sizes.with_input_ids else None,
     )

@@ -42,6 +42,7 @@ class _Family:
 _FAMILIES = {
     "qwen3-dspark": _Family(write_target=qwen3.write_target, write_draft=qwen3.write_dspark_draft, method="dspark"),
     "gemma4-dspark": _Family(write_target=gemma4.write_target, write_draft=gemma4.write_dspark_draft, method="dspark"),
+    "gemma4-mtp": _Family(write_target=gemma4.write_target, write_draft=gemma4.write_assistant, method="mtp"),
     "qwen3-dflash": _Family(
         write_target=qwen3.write_target, write_draft=qwen3.write_dflash_draft, method="dflash", period=9
     ),

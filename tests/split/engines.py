@@ -55,7 +55,7 @@ def contracted_draft(member: dict[str, Any], arguments: dict[str, Any], mutation
         with Member(MemberSettings(**member), vllm_version=vllm_release()) as one, one.reporting():
             hosted = HostedSpeculator(arguments, one.meet_peer().engine_sizes)
             contract = hosted.allocate(one)
-            channel, _ = open_rounds(one, contract, hosted.table_widths)
+            channel, _ = open_rounds(one, contract, hosted.table_widths, take_kv=hosted.take_kv)
             channel.close()  # no round is asked for
             return hosted, contract, hosted._executor.vllm_config
 

@@ -323,13 +323,40 @@ def test_a_shared_group_is_in_the_contract_once_and_marked() -> None:
         ({"scales": "checkpoint:9f2c"}, "scales"),
         ({"head_size": 256}, "head_size"),
         ({"layers": ("model.layers.99.self_attn.attn",)}, "layers"),
-        ({"name": "elsewhere"}, "groups"),
     ],
 )
 def test_a_group_that_both_sides_read_agrees_in_everything_or_is_refused(change: Any, field: str) -> None:
     with pytest.raises(ContractError) as refusal:
         contract_of(mtp_with(**change))
     assert refusal.value.field == field
+
+
+def test_a_mirror_is_the_drafts_own_memory_in_the_targets_format() -> None:
+    contract = contract_of(gemma_4_mtp(), kv_sharing="mirror")
+    mapped = contract_of(gemma_4_mtp())
+    assert (contract.kv_sharing, mapped.kv_sharing) == ("mirror", "map")
+    assert contract.groups_of("target") == mapped.groups_of("target")
+    assert contract.groups_of_draft_layers == contract.mirrors == contract.groups_of("draft")
+    assert mapped.groups_of_draft_layers == mapped.groups_of("target")
+    for mirror in contract.mirrors:
+        owner = contract.group("target", mirror.mirrors)
+        for field in ("attention_backend", "dtype", "block_size", "num_blocks", "layout", "row_bytes", "block_table"):
+            assert getattr(mirror, field) == getattr(owner, field)
+    assert 0 < contract.draft.bytes_per_block < contract.target.bytes_per_block
+    assert contract.digest != mapped.digest
+
+
+def test_a_channel_between_hosts_can_only_mirror() -> None:
+    target, draft = gemma_4_mtp()
+    pair = replace(target, kv_exports=("mirror",)), draft
+    assert contract_of(pair).kv_sharing == "mirror"
+    with pytest.raises(ContractError) as refusal:
+        contract_of(pair, kv_sharing="map")
+    assert refusal.value.field == "kv_sharing"
+
+
+def test_a_pair_whose_draft_keeps_its_own_kv_shares_none() -> None:
+    assert contract_of(qwen3_8b(), kv_sharing="map").kv_sharing is None
 
 
 def test_a_shared_group_is_refused_with_vllms_reasons() -> None:

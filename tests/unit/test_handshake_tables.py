@@ -9,8 +9,8 @@ from cluster.contract.contract import KVContract
 from cluster.contract.errors import DocumentError
 from cluster.contract.negotiate import negotiate
 from cluster.contract.policy import Policy
-from cluster.speculation.handshake import round_sizes, tables, tables_to_follow, tables_to_send
-from tests.unit.test_contract_pairs import gemma_4_dflash
+from cluster.speculation.handshake import mirrored_layers, round_sizes, tables, tables_to_follow, tables_to_send
+from tests.unit.test_contract_pairs import gemma_4_dflash, gemma_4_mtp
 
 OPTIONS = RoundOptions(block_table_widths=[2560, 2560], num_prefill_lookahead=1)
 
@@ -44,6 +44,18 @@ def test_sizes_are_the_contracts_and_what_it_doesnt_have_is_offered(contract: KV
     assert [table.block_size for table in sizes.block_tables] == [16, 16]
     assert {table.num_blocks for table in sizes.block_tables} == {contract.num_blocks}
     assert (sizes.num_speculative_tokens, sizes.hidden_dtype, sizes.draft_logits_dtype) == (7, "bfloat16", None)
+
+
+def test_a_draft_that_reads_the_targets_kv_follows_the_same_tables_whichever_way() -> None:
+    mapped, mirrored = (negotiate(*gemma_4_mtp(), Policy(kv_sharing=way)) for way in ("map", "mirror"))
+    reads = [[layer, f"draft_model.{i}"] for i, layer in enumerate(mirrored_layers(mirrored))]
+    for contract in (mapped, mirrored):
+        assert tables(contract) == ("full", "sliding")
+        assert tables_to_follow(contract, reads[::-1]) == (1, 0)
+    assert mirrored_layers(mapped) == {}
+    # Of a token: K and V of all heads, in elements.
+    sizes = [round_sizes(contract, OPTIONS).kv_row_sizes for contract in (mapped, mirrored)]
+    assert sizes == [(), tuple(group.row_bytes // 2 for group in mirrored.mirrors)]
 
 
 @pytest.mark.parametrize("wrong", [{"block_table_widths": [1, 2560]}, {"draft_logits_dtype": "int3"}])

@@ -51,16 +51,19 @@ def request_of(sizes: RoundSizes, lengths: list[int], seed: int = 0) -> ProposeR
     def integers(shape: tuple[int, ...], below: int, dtype: str) -> np.ndarray:
         return random.integers(0, below, shape).astype(dtype)
 
-    states = random.standard_normal((T, sizes.hidden_size), dtype=np.float32)
-    if sizes.hidden_dtype != "float32":
-        states = (states * 100).astype(np.float16 if sizes.hidden_dtype == "float16" else np.uint16)
+    def floats(width: int) -> np.ndarray:
+        values = random.standard_normal((T, width), dtype=np.float32)
+        if sizes.hidden_dtype == "float32":
+            return values
+        return (values * 100).astype(np.float16 if sizes.hidden_dtype == "float16" else np.uint16)
+
     scheduled = np.array(lengths, np.int32)
     return ProposeRequest(
         epoch=7,
         step=2**40,
         num_speculative_tokens=K,
         decode_graph_eligible=seed % 2 == 1,
-        hidden_states=states,
+        hidden_states=floats(sizes.hidden_size),
         positions=integers((T,), sizes.max_model_len, "i8"),
         query_start_loc=np.concatenate([[0], np.cumsum(scheduled)]).astype(np.int32),
         idx_mapping=random.permutation(slots)[:B].astype(np.int64),
@@ -74,6 +77,7 @@ def request_of(sizes: RoundSizes, lengths: list[int], seed: int = 0) -> ProposeR
         seeds=random.integers(-(2**63), 2**63 - 1, slots),
         block_tables=tuple(integers((B, table.width), table.num_blocks, "i4") for table in sizes.block_tables),
         input_ids=integers((T,), sizes.vocab_size, "i4") if sizes.with_input_ids else None,
+        kv_rows=tuple(map(floats, sizes.kv_row_sizes)),
     )
 
 
@@ -115,12 +119,13 @@ row_lengths = st.lists(st.integers(1, 12), min_size=1, max_size=6).filter(lambda
     st.sampled_from(["float32", "float16", "bfloat16"]),
     st.booleans(),
     st.integers(0, 2),
+    st.sampled_from([(), (12,), (12, 5)]),
 )
 def test_a_request_arrives_as_it_was_sent(
-    lengths: list[int], seed: int, dtype: str, with_input_ids: bool, num_tables: int
+    lengths: list[int], seed: int, dtype: str, with_input_ids: bool, num_tables: int, rows: tuple[int, ...]
 ) -> None:
     tables = SIZES.block_tables[:num_tables]
-    sizes = replace(SIZES, hidden_dtype=dtype, with_input_ids=with_input_ids, block_tables=tables)
+    sizes = replace(SIZES, hidden_dtype=dtype, with_input_ids=with_input_ids, block_tables=tables, kv_row_sizes=rows)
     codec = MessageCodec(sizes, DIGEST)
     request = request_of(sizes, lengths, seed)
     assert_same(codec.decode(memoryview(encoded(codec, request))), request)

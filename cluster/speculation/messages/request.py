@@ -57,6 +57,9 @@ class ProposeRequest:
     """[B, W] for each mirrored table."""
     input_ids: NDArray[np.int32] | None = None
     """[T], where `RoundSizes.with_input_ids`."""
+    kv_rows: tuple[NDArray[Any], ...] = ()
+    """[T, kv_row_sizes[i]] of `RoundSizes.hidden_dtype` for each mirrored layer: what the target has just stored of the
+    round's tokens, keys before values."""
 
     @property
     def num_reqs(self) -> int:
@@ -92,6 +95,8 @@ def request_layout(sizes: RoundSizes, num_reqs: int, num_tokens: int) -> Layout:
         tensors.append(Tensor("input_ids", I32, (T,), below=vocab))
     tables = enumerate(sizes.block_tables)
     tensors += [Tensor(f"block_tables[{i}]", I32, (B, table.width), below=table.num_blocks) for i, table in tables]
+    rows = enumerate(sizes.kv_row_sizes)
+    tensors += [Tensor(f"kv_rows[{i}]", WIRE_DTYPES[sizes.hidden_dtype], (T, size)) for i, size in rows]
     return Layout.of(tensors)
 
 
@@ -151,11 +156,14 @@ def request_arrays(request: ProposeRequest) -> list[NDArray[Any]]:
         request.next_prefill_tokens,
         *(() if request.input_ids is None else (request.input_ids,)),
         *request.block_tables,
+        *request.kv_rows,
     ]
 
 
 def request_from(sizes: RoundSizes, header: Header, arrays: list[NDArray[Any]]) -> ProposeRequest:
     """`arrays` in the order of the layout, each value within its section's range."""
+    tables = 12 + sizes.with_input_ids
+    rows = tables + len(sizes.block_tables)
     request = ProposeRequest(
         epoch=header.epoch,
         step=header.step,
@@ -174,7 +182,8 @@ def request_from(sizes: RoundSizes, header: Header, arrays: list[NDArray[Any]]) 
         num_rejected=arrays[10],
         next_prefill_tokens=arrays[11],
         input_ids=arrays[12] if sizes.with_input_ids else None,
-        block_tables=tuple(arrays[12 + sizes.with_input_ids :]),
+        block_tables=tuple(arrays[tables:rows]),
+        kv_rows=tuple(arrays[rows:]),
     )
     _check_rows(request)
     return request

@@ -529,7 +529,7 @@ Global___ChannelAddress: _TypeAlias = ChannelAddress  # noqa: Y015
 
 @_typing.final
 class RoundOptions(_message.Message):
-    """What decides the size of a round's messages and isn't in the contract."""
+    """What both sides must know of their rounds and isn't in the contract."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -537,6 +537,7 @@ class RoundOptions(_message.Message):
     NUM_PREFILL_LOOKAHEAD_FIELD_NUMBER: _builtins.int
     WITH_INPUT_IDS_FIELD_NUMBER: _builtins.int
     DRAFT_LOGITS_DTYPE_FIELD_NUMBER: _builtins.int
+    SHARED_KV_FIELD_NUMBER: _builtins.int
     num_prefill_lookahead: _builtins.int
     with_input_ids: _builtins.bool
     draft_logits_dtype: _builtins.str
@@ -545,6 +546,10 @@ class RoundOptions(_message.Message):
     def block_table_widths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Columns of each block table that travels: the most blocks that one request can have in it."""
 
+    @_builtins.property
+    def shared_kv(self) -> Global___SharedKV:
+        """Where the draft reads the target's KV."""
+
     def __init__(
         self,
         *,
@@ -552,14 +557,75 @@ class RoundOptions(_message.Message):
         num_prefill_lookahead: _builtins.int = ...,
         with_input_ids: _builtins.bool = ...,
         draft_logits_dtype: _builtins.str = ...,
+        shared_kv: Global___SharedKV | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shared_kv", b"shared_kv"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table_widths", b"block_table_widths", "draft_logits_dtype", b"draft_logits_dtype", "num_prefill_lookahead", b"num_prefill_lookahead", "with_input_ids", b"with_input_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table_widths", b"block_table_widths", "draft_logits_dtype", b"draft_logits_dtype", "num_prefill_lookahead", b"num_prefill_lookahead", "shared_kv", b"shared_kv", "with_input_ids", b"with_input_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoundOptions: _TypeAlias = RoundOptions  # noqa: Y015
+
+@_typing.final
+class SharedKV(_message.Message):
+    """The target's KV, once it is allocated."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOCATION_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    location: _builtins.str
+    """Where its pool can be mapped, and how large it is; empty where the draft keeps a mirror."""
+    num_bytes: _builtins.int
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SharedLayer]: ...
+    def __init__(
+        self,
+        *,
+        location: _builtins.str = ...,
+        num_bytes: _builtins.int = ...,
+        layers: _abc.Iterable[Global___SharedLayer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layers", b"layers", "location", b"location", "num_bytes", b"num_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedKV: _TypeAlias = SharedKV  # noqa: Y015
+
+@_typing.final
+class SharedLayer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    K_SCALE_FIELD_NUMBER: _builtins.int
+    V_SCALE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """By vLLM's name."""
+    offset: _builtins.int
+    """In the pool, of its first block."""
+    k_scale: _builtins.float
+    """By which its keys and values were divided when they were stored."""
+    v_scale: _builtins.float
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        k_scale: _builtins.float = ...,
+        v_scale: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["k_scale", b"k_scale", "name", b"name", "offset", b"offset", "v_scale", b"v_scale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SharedLayer: _TypeAlias = SharedLayer  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):

@@ -1,0 +1,77 @@
+"""The target's KV as its draft gets it: rows as they were stored, pages as they lie, scales as they are."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.channel.exported import ExportedMemory, MappedMemory
+from cluster.contract.errors import ContractError
+from cluster.contract.negotiate import negotiate
+from cluster.contract.policy import Policy
+from cluster.speculation.target_kv import _pages, _scale
+from cluster.speculation.target_seam import StoredRows
+from tests.unit.test_contract_pairs import gemma_4_mtp
+
+CONTRACT = negotiate(*gemma_4_mtp(), Policy(num_gpu_blocks=4))
+
+
+class Cache:
+    """An attention layer's implementation: it stores."""
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[Any, ...]] = []
+
+    def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        self.stored.append((layer, key, value, slots))
+
+
+def test_rows_are_those_of_the_last_step_in_the_order_of_the_layers() -> None:
+    layers = {name: SimpleNamespace(impl=Cache()) for name in ("a", "b", "c")}
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
+    rows = StoredRows(config, ["c", "a"])
+    slots = torch.arange(5)
+    for step in range(2):
+        for name, layer in layers.items():
+            key, value = (torch.randn(5, 2, width) + step for width in (4, 3))
+            layer.impl.do_kv_cache_update(layer, key, value, slots)
+            layer.last = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
+            assert layer.impl.stored[-1] == (layer, key, value, slots), name
+    taken = rows.take(3)
+    assert len(taken) == 2
+    assert torch.equal(taken[0], layers["c"].last[:3])
+    assert torch.equal(taken[1], layers["a"].last[:3])
+
+
+@pytest.mark.parametrize("name", ["full", "sliding"])
+def test_pages_are_where_the_contract_has_them(name: str) -> None:
+    group = CONTRACT.group("target", name)
+    exported = ExportedMemory(CONTRACT.pool_bytes("target"))
+    offset = group.page_size_bytes  # of the next layer or block: wherever its owner put it
+    mapped = MappedMemory(exported.location, CONTRACT.pool_bytes("target"))
+    pages = _pages(mapped, group, offset)
+    size = pages.element_size()
+    assert str(pages.dtype) == f"torch.{group.dtype}"
+    assert (*pages.shape[:3], pages.shape[3] * size) == group.shape
+    assert (*(stride * size for stride in pages.stride()[:3]), pages.stride()[3]) == group.strides
+    place = offset + 3 * group.strides[0] + group.strides[1] + 5 * group.strides[2] + 7 * size
+    exported.memory[place : place + size] = torch.tensor([1.5], dtype=pages.dtype).view(torch.uint8).numpy().tobytes()
+    assert pages[3, 1, 5, 7] == 1.5
+    assert pages.count_nonzero() == 1
+
+
+def test_a_scale_is_the_targets_where_its_checkpoint_has_one_and_else_1() -> None:
+    group = CONTRACT.group("target", "full")
+    layer = SimpleNamespace(
+        **{f"_{letter}_scale{kind}": torch.ones(()) for letter in "kv" for kind in ("", "_cpu")},
+        _k_scale_float=1.0,
+        _v_scale_float=1.0,
+    )
+    with pytest.raises(ContractError) as refusal:
+        _scale(layer, group, "layers.9", k_scale=0.5, v_scale=1.0)
+    assert refusal.value.field == "scales"
+    _scale(layer, replace(group, scales="checkpoint"), "layers.9", k_scale=0.5, v_scale=0.25)
+    assert (layer._k_scale_float, float(layer._k_scale), float(layer._k_scale_cpu)) == (0.5, 0.5, 0.5)
+    assert (layer._v_scale_float, float(layer._v_scale), float(layer._v_scale_cpu)) == (0.25, 0.25, 0.25)
