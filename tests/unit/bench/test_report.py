@@ -122,8 +122,8 @@ def test_ticks_are_round(most: float, step: float) -> None:
 
 
 def test_numbers_for_people() -> None:
-    figures = [shown(value) for value in (0.0, 0.0012, 0.5, 3.14159, 31.4159, 31415.9, 16, -2.5)]
-    assert figures == ["0", "1.2e-03", "0.50", "3.14", "31.4", "31,416", "16", "-2.50"]
+    figures = [shown(value) for value in (0.0, 0.00012, 0.0034, 0.5, 3.14159, 31.4159, 31415.9, 16, -2.5)]
+    assert figures == ["0", "1.2e-04", "0.0034", "0.50", "3.14", "31.4", "31,416", "16", "-2.50"]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on this machine")
