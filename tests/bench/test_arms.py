@@ -15,7 +15,7 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from tests.checkpoints import make_pair
-from tests.unit.bench.test_report import assert_shows
+from tests.unit.bench.report_page import assert_shows
 
 DEADLINE_S = 1500
 """For all arms on a machine that does other things: an arm imports vLLM two or three times."""
