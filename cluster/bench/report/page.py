@@ -55,7 +55,7 @@ def page(whole: Mapping[str, Any]) -> str:
         "<h2>An average engine step</h2>",
         _faint(
             "Milliseconds and bytes. wait is transfer and draft: the target waits for both. target is the rest of the "
-            "step: the model, scheduling, a draft in its own process, and idle time where requests don't wait."
+            "step: the model, scheduling, a colocated draft, and idle time where requests don't wait."
         ),
         _table(whole["cells"], _STEP_COLUMNS),
         "<h2>Speculation</h2>",

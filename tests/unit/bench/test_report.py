@@ -5,7 +5,6 @@ import io
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -14,61 +13,15 @@ import pytest
 from cluster.bench.report.page import page
 from cluster.bench.report.svg import Scale, shown, tick_step
 from cluster.bench.report.table import csv_table
+from tests.unit.bench.report_page import Page, assert_shows
 from tests.unit.bench.sample import sample
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-VOID = {"meta", "link"}
-
-
-class Page(HTMLParser):
-    """The cells of tables that show a figure, and whether each element is closed where it should be."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.figures: dict[str, tuple[str, str]] = {}
-        self.tags: list[str] = []
-        self._open: list[str] = []
-        self._path = ""
-        self.feed(text)
-        self.close()
-        assert not self._open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in VOID:
-            self._open.append(tag)
-        given = dict(attrs)
-        self._path = given.get("data-path") or ""
-        if self._path:
-            self.figures[self._path] = (given["data-value"] or "", "")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-        self._path = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._path:
-            value, text = self.figures[self._path]
-            self.figures[self._path] = (value, text + data)
-
-
-def at(whole: Any, path: str) -> Any:
-    for key in path.split("."):
-        whole = whole[int(key)] if isinstance(whole, list) else whole[key]
-    return whole
 
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, Any]:
     return sample()
-
-
-def assert_shows(text: str, whole: dict[str, Any]) -> None:
-    figures = Page(text).figures
-    assert len(figures) > 100
-    for path, (value, said) in figures.items():
-        assert float(value) == at(whole, path)
-        assert said.strip() == shown(at(whole, path)), path
 
 
 def test_figures_are_those_of_the_json(whole: dict[str, Any]) -> None:
@@ -122,8 +75,8 @@ def test_ticks_are_round(most: float, step: float) -> None:
 
 
 def test_numbers_for_people() -> None:
-    figures = [shown(value) for value in (0.0, 0.0012, 0.5, 3.14159, 31.4159, 31415.9, 16, -2.5)]
-    assert figures == ["0", "1.2e-03", "0.50", "3.14", "31.4", "31,416", "16", "-2.50"]
+    figures = [shown(value) for value in (0.0, 0.00012, 0.0034, 0.5, 3.14159, 31.4159, 31415.9, 16, -2.5)]
+    assert figures == ["0", "1.2e-04", "0.0034", "0.50", "3.14", "31.4", "31,416", "16", "-2.50"]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on this machine")
