@@ -170,6 +170,12 @@ OVERRIDES = {
     "cluster.engine.target_worker.TargetWorker": {
         "__init__": "joins the coordinator",
         "initialize_from_config": "opens the rounds, once both have allocated",
+        "execute_model": "tells the speculator which draft the step asks",
+        "sample_tokens": "reports to the scheduler which draft there is",
+    },
+    "cluster.engine.target_worker._Reporting": {
+        "__init__": "around an output that isn't there yet",
+        "get_output": "with the report",
     },
     "cluster.speculation.draft_seam.DraftWorker": {"load_model": "the draft alone, with a stub for its target"},
     "cluster.speculation.remote.RemoteSpeculator": {

@@ -7,7 +7,7 @@ Errors are gRPC statuses, never part of a message:
   INVALID_ARGUMENT     a field's value is wrong; the text begins with the field's path
   UNIMPLEMENTED        a field is right, but this engine can't do what it asks; the text begins with its path
   FAILED_PRECONDITION  the request needs what this server doesn't have (a chat template, a draft)
-  ALREADY_EXISTS       a request of that id is running
+  ALREADY_EXISTS       another request of that id is running
   RESOURCE_EXHAUSTED   the queue is full, with google.rpc.RetryInfo; or a message is too large
   UNAVAILABLE          the server is starting, draining or has lost its engine
   DEADLINE_EXCEEDED, CANCELLED, UNAUTHENTICATED   as everywhere
