@@ -112,7 +112,7 @@ class DraftClient:
         """Rounds that no request depends on; their times are nobody's.
 
         Raises:
-            ChannelError: as of `propose`.
+            ChannelError, MessageError: as of `propose`.
         """
         times, pace = self.times, self._pace
         self.times, self._pace = RoundTimes(), Pace(deadline_s=WARM_UP_DEADLINE_S, stall_limit_s=None)
