@@ -65,13 +65,12 @@ class RemoteEngine:
             request_id, request, prompt_token_ids, max_tokens
         )
         ended = False
-        lost = asyncio.create_task(self._lost.wait())
+        lost = coming = asyncio.create_task(self._lost.wait())
         try:
             while True:
                 coming = asyncio.ensure_future(anext(stream))
                 await asyncio.wait((coming, lost), return_when=asyncio.FIRST_COMPLETED)
                 if not coming.done():  # a process that hangs ends no stream
-                    coming.cancel()
                     raise EngineDeadError("the replica is lost")
                 yield await self._ask(coming.result())
         except StopAsyncIteration:
@@ -80,6 +79,7 @@ class RemoteEngine:
             raise self._gone() from error
         finally:
             lost.cancel()
+            coming.cancel()
             if not ended:
                 ray.cancel(stream)
 

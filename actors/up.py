@@ -110,6 +110,7 @@ class _Launch:
                 host=self._host(where, where.target.node_id),
                 round_deadline_s=self._config.channel.round_deadline_s,
                 stall_limit_s=self._config.channel.stall_limit_s,
+                rest_slow_drafts=self._config.channel.rest_slow_drafts,
                 faults=self._config.faults,
             )
         actor = _named(TARGET_ACTOR, member_name("target", index), **where.target.actor_options())

@@ -95,6 +95,8 @@ class ChannelConfig:
     stall_limit_s: float | None = DEFAULT_STALL_LIMIT_S
     """Beyond a round as they have been, after which the target goes on alone, until the draft has come back; None
     waits for the deadline."""
+    rest_slow_drafts: bool = True
+    """Switch drafts off, for a while, at batch sizes where they cost more than they save."""
 
     def __post_init__(self) -> None:
         _require_seconds(round_deadline_s=self.round_deadline_s)

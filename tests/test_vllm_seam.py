@@ -173,7 +173,13 @@ OVERRIDES = {
         "__init__": "joins the coordinator",
         "_maybe_get_memory_pool_context": "a pool that the draft maps lies in shared memory",
         "initialize_from_config": "opens the rounds, once both have allocated",
+        "execute_model": "tells the speculator which draft the step asks",
+        "sample_tokens": "reports to the scheduler which draft there is",
         "shutdown": "nobody can map the pool any more",
+    },
+    "cluster.engine.target_worker._Reporting": {
+        "__init__": "around an output that isn't there yet",
+        "get_output": "with the report",
     },
     "cluster.speculation.draft_seam.DraftWorker": {
         "_maybe_get_memory_pool_context": "a pool that is mapped isn't allocated",

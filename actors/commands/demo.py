@@ -13,7 +13,7 @@ from actors.session import session
 from cluster.commands.generate import GenerateOptions
 from cluster.commands.generate_remote import RemoteOptions, answer_remote
 from cluster.commands.terminal import messages
-from cluster.config import ClusterConfig, GatewayConfig, ModelConfig, RayConfig
+from cluster.config import ChannelConfig, ClusterConfig, GatewayConfig, ModelConfig, RayConfig
 from cluster.engine.settings import EngineOptions
 from cluster.models.demo_draft import demo_draft_dir
 from cluster.models.demo_target import NAME, demo_target
@@ -35,6 +35,8 @@ def demo(prompt: str, *, json_output: bool) -> None:
     config = ClusterConfig(
         model=ModelConfig(target=str(target), draft=str(demo_draft_dir())),
         engine=EngineOptions(max_model_len=1024, max_num_seqs=1),
+        # A machine's first run is full of hiccups, and it is the draft that is shown.
+        channel=ChannelConfig(stall_limit_s=None, rest_slow_drafts=False),
         gateway=GatewayConfig(port=0),
         ray=RayConfig(namespace=_NAMESPACE),
     )

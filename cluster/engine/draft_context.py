@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cluster.speculation.budget import Budget, Switch
+from cluster.speculation.settings import REMOTE_DRAFT, remote_draft_settings
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ def install() -> None:
 class Followed:
     """A scheduler's view of its draft. Knows nothing of vLLM, so that its order of events can be tested."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, may_rest: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._may_rest = may_rest
         self._clock = clock
         self.computed: int | None = None
         """The epoch in which requests and cached blocks were computed; None before the first report."""
@@ -103,6 +105,8 @@ class Followed:
 
     def observe(self, num_reqs: int, num_tokens: int, begun_s: float, round_s: float | None) -> None:
         """A step in which all requests decoded."""
+        if not self._may_rest:
+            return
         now_s = self._clock()
         # Steps may overlap: then it took as long as the results are apart.
         step_s = now_s - max(begun_s, self._last_update_s)
@@ -111,7 +115,7 @@ class Followed:
             _tell(switch)
 
     def _rest_or_resume(self, num_running: int) -> bool:
-        if not num_running:
+        if not num_running or not self._may_rest:
             return False
         if self._budget.rests(num_running):
             self.rests, self._steps_that_pay = True, 0
@@ -150,7 +154,12 @@ def _decoded(scheduler: Any, scheduler_output: Any, model_output: Any) -> int | 
 
 
 def _of(scheduler: Any) -> Followed:
-    followed: Followed = scheduler.__dict__.setdefault("dspark_followed", Followed())
+    if not hasattr(scheduler, "dspark_followed"):
+        more = scheduler.vllm_config.additional_config or {}
+        scheduler.dspark_followed = Followed(
+            may_rest=REMOTE_DRAFT in more and remote_draft_settings(more).rest_slow_drafts
+        )
+    followed: Followed = scheduler.dspark_followed
     return followed
 
 

@@ -27,6 +27,7 @@ from cluster.engine.contract_worker import ContractWorker
 from cluster.engine.draft_context import DraftReport
 from cluster.engine.kv_pool import PoolAllocator, require_exportable
 from cluster.engine.version import vllm_release
+from cluster.speculation.messages import MessageError
 from cluster.speculation.settings import remote_draft_settings
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class TargetWorker(ContractWorker):
             draft = self._speculator.open_rounds(member, self.contract)
         try:
             draft.rounds.warm_up()
-        except ChannelError as error:
+        except (ChannelError, MessageError) as error:
             draft.rounds.close()
             raise ControlError("the draft that came back", str(error), "look at what its process wrote last") from error
         return draft

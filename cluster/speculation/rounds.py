@@ -51,17 +51,17 @@ class RoundTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundReport:
-    """How a target stands with its draft. `lost`: it goes on alone."""
+    """How a target stands with its draft. `lost`: it goes on alone, for now."""
 
     times: RoundTimes
     epoch: int
     """Of the last draft that there was."""
     lost: bool
-    losses: int
+    losses: int = 0
     """So far."""
-    resting: bool
+    resting: bool = False
     """Whether it asks for no drafts, because they don't pay."""
-    rests: int
+    rests: int = 0
     """So far."""
 
 
@@ -115,7 +115,7 @@ class DraftClient:
         """Rounds that no request depends on; their times are nobody's.
 
         Raises:
-            ChannelError: as of `propose`.
+            ChannelError, MessageError: as of `propose`.
         """
         times, pace = self.times, self._pace
         self.times, self._pace = RoundTimes(), Pace(deadline_s=WARM_UP_DEADLINE_S, stall_limit_s=None)

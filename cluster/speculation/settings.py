@@ -32,6 +32,8 @@ class RemoteDraftSettings:
     round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
     stall_limit_s: float | None = None
     """Beyond a round as they have been, after which the target goes on alone; None waits for the deadline."""
+    rest_slow_drafts: bool = False
+    """Switch drafts off, for a while, at batch sizes where they cost more than they save."""
     faults: FaultsConfig | None = None
     """On purpose, for tests."""
 

@@ -50,6 +50,7 @@ class TargetRounds(ABC):
 
         Raises:
             ChannelError: it doesn't.
+            MessageError: what it answers is of another contract.
         """
 
     @abstractmethod

@@ -76,6 +76,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "target": {"labels": {"pool": "target"}},
             "draft": {"labels": {"pool": "draft"}, "num_cpus": 0.5},
         },
+        "channel": {"stall_limit_s": None},  # a machine that does other things holds up a draft for longer
         "gateway": {"port": 0, "metrics_port": free_port()},
         "ray": {"namespace": NAMESPACE},
     }

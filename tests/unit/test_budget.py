@@ -69,7 +69,7 @@ def test_a_measured_plain_step_counts_for_more_than_a_guessed_one() -> None:
 
 def test_a_batch_comes_back_from_its_rest_once_and_is_computed_again() -> None:
     clock = Clock()
-    followed = Followed(clock)
+    followed = Followed(may_rest=True, clock=clock)
     followed.follow(1, 8)
     for _ in range(32):
         clock.now_s += 3 * STEP_S

@@ -95,7 +95,7 @@ def test_a_target_tries_until_a_draft_is_there() -> None:
 
 
 def test_only_a_new_epoch_has_everything_computed_again() -> None:
-    followed = Followed()
+    followed = Followed(may_rest=False)
     assert [followed.follow(epoch) for epoch in (1, 1, 0, 0, 2, 2, 0, 2)] == [False] * 4 + [True] + [False] * 3
     assert followed.computed == 2
     assert followed.is_there
@@ -104,7 +104,7 @@ def test_only_a_new_epoch_has_everything_computed_again() -> None:
 def test_a_lost_draft_leaves_no_draft_slots() -> None:
     """And with one again, each request has as many as it takes."""
     few = SimpleNamespace(extra_args={request_drafts.MAX_DRAFT_TOKENS: 1})
-    scheduler = SimpleNamespace(requests={})
+    scheduler = SimpleNamespace(requests={}, vllm_config=SimpleNamespace(additional_config=None))
     outcomes = []
     for epoch in (1, 0, 2):
         draft_context._of(scheduler).follow(epoch)
