@@ -58,6 +58,7 @@ SEAMS = {
     "cluster/engine/draft_context.py": "which draft has the context of what a step runs",
     "cluster/engine/target_worker.py": "the worker that asks a draft elsewhere",
     "cluster/engine/round_figures.py": "the figures of a request's rounds",
+    "cluster/engine/tracing.py": "ranges of a trace, as vLLM makes its own",
     "cluster/engine/contract_worker.py": "the worker that is held to a contract",
     "cluster/engine/target_layers.py": "the target's layers in the process of a draft that reads their KV",
     "cluster/speculation/target_kv.py": "the target's KV in that process",
