@@ -50,7 +50,8 @@ class SeparateEngine(InProcessEngine):
         faults: FaultsConfig | None = None,
     ) -> None:
         """`start_timeout_s` is for each thing that one side waits for on the other until they serve, such as to load
-        its weights. `draft_module` is what the draft's process runs; tests have one that misbehaves.
+        its weights; `stall_limit_s` and `faults` are as in RemoteDraftSettings. `draft_module` is what the draft's
+        process runs; tests have one that misbehaves.
 
         Raises:
             UserError: the pair can't be started. ContractError is one: neither side has allocated its KV cache then.
