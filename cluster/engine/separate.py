@@ -52,7 +52,8 @@ class SeparateEngine(InProcessEngine):
         faults: FaultsConfig | None = None,
     ) -> None:
         """`start_timeout_s` is for each thing that one side waits for on the other until they serve, such as to load
-        its weights. `draft_module` is what the draft's process runs; tests have one that misbehaves.
+        its weights; `stall_limit_s` and `faults` are as in RemoteDraftSettings. `draft_module` is what the draft's
+        process runs; tests have one that misbehaves.
         `draft_trace` is where the draft leaves a trace of its rounds when it ends.
 
         Raises:

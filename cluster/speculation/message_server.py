@@ -34,7 +34,8 @@ def serve(drafter: Drafter, channel: Channel, codec: MessageCodec, *, epoch: int
             answer = _answer(drafter, codec, request_buffer[:num_bytes], epoch, after=last_step)
             if answer is None:
                 continue
-            last_step = max(last_step, answer.step)
+            if isinstance(answer, ProposeReply):
+                last_step = answer.step
             channel.send([encoder.encode(answer)], math.inf)
         except ChannelError as error:
             return str(error)
