@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.contract.contract import KVContract
 from cluster.engine.in_process import Completion, GenerationRequest, InProcessEngine
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
@@ -16,7 +17,7 @@ from tests.checkpoints import make_pair
 SIZES = {"max_model_len": 256, "max_num_seqs": 16, "max_num_batched_tokens": 128, "num_gpu_blocks": 19}
 # A hybrid target's groups share its pool, and a colocated draft's is one more: (colocated, separate), so that they are
 # full at the same moment.
-HYBRID_BLOCKS = {"gemma4-dspark-agreeing": (61, 35)}
+HYBRID_BLOCKS = {"gemma4-dspark-agreeing": (61, 35), "gemma4-mtp-agreeing": (35, 35)}
 BLOCK_SIZE = 32  # the smallest of vLLM's CPU attention
 # (from, to, K): how many tokens are drafted with so many requests. So K = 0 occurs where there are many.
 TOKENS_BY_REQUESTS = [(1, 7, 4), (8, 12, 2), (13, 16, 0)]
@@ -73,6 +74,12 @@ class Arm:
         """Begin a new record."""
         self.rounds.clear()
         self._numbers.clear()
+
+    @property
+    def contract(self) -> KVContract:
+        """Of the arm with a draft elsewhere."""
+        contract: KVContract = self.engine.vllm_engine.model_executor.driver_worker.worker.contract
+        return contract
 
     def run(self, requests: Sequence[GenerationRequest]) -> tuple[list[Completion], list[Round]]:
         """What came out of these requests, and their rounds."""

@@ -12,13 +12,16 @@ from cluster.engine.settings import EngineSettings
 from tests.split.arms import HYBRID_BLOCKS, Arm, Arms, pair_settings, separate_of
 
 # The agreeing pairs: their rounds have every length, and where a token is blind their drafts depend on the context.
-# What a channel carries is the same for all, so each has one of the two.
+# What a channel carries is the same for all, so each has one of the two; but within a host the target's KV is mapped,
+# and between hosts there is a mirror of it.
 PAIRS = {
     "qwen3-dspark-agreeing": "shm",
     "gemma4-dspark-agreeing": "gloo",
     "qwen3-dflash-agreeing": "shm",
     "qwen3-eagle3-agreeing": "gloo",
     "qwen3-draft-model-agreeing": "shm",
+    "gemma4-mtp-agreeing": "shm",
+    "gemma4-mtp-agreeing by mirror": "gloo",
 }
 
 
@@ -41,10 +44,10 @@ def start() -> Iterator[Callable[..., Any]]:
 def arms(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, start: Callable[..., Any]
 ) -> Iterator[Arms]:
-    settings = pair_settings(request.param, tmp_path_factory.mktemp(request.param))
+    name = request.param.partition(" ")[0]
+    settings = pair_settings(name, tmp_path_factory.mktemp(name))
     colocated, separate = (
-        replace(settings, num_gpu_blocks=blocks)
-        for blocks in HYBRID_BLOCKS.get(request.param, (settings.num_gpu_blocks,) * 2)
+        replace(settings, num_gpu_blocks=blocks) for blocks in HYBRID_BLOCKS.get(name, (settings.num_gpu_blocks,) * 2)
     )
     # A draft's process that does what it always does, and on a signal forgets its context.
     how = {"channel": PAIRS[request.param], "draft_module": "tests.split.wiped_draft"}

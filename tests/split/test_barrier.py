@@ -1,5 +1,6 @@
 """Two real vLLM engines, each in a process of its own, agree on a KV contract before either allocates."""
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -26,8 +27,8 @@ Meet = Callable[..., Reports]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
-    return make_pair("qwen3-dspark", tmp_path_factory.mktemp("pair"))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return make_pair(getattr(request, "param", "qwen3-dspark"), tmp_path_factory.mktemp("pair"))
 
 
 @pytest.fixture
@@ -95,6 +96,31 @@ def test_a_constructor_that_rewrites_the_cache_dtype_is_named_before_allocation(
     assert (target["type"], target["field"]) == ("ContractError", "cache_config.cache_dtype")
     assert "RewritingAttention" in target["error"]
     assert target["allocations"] == []
+
+
+@pytest.mark.parametrize("pair", ["gemma4-mtp"], indirect=True)
+@pytest.mark.parametrize(
+    ("config", "arguments", "field"),
+    [
+        ({"num_global_key_value_heads": 2}, {}, "row_bytes"),
+        ({}, {"kv_cache_dtype": "bfloat16"}, "cache_config.cache_dtype"),
+    ],
+    ids=["layout", "dtype"],
+)
+def test_a_draft_that_would_misread_the_targets_kv_is_refused_before_allocation(
+    meet: Meet, pair: TinyPair, config: dict[str, Any], arguments: dict[str, Any], field: str
+) -> None:
+    file = pair.draft / "config.json"
+    right = file.read_text()
+    document = json.loads(right)
+    document["text_config"] |= config
+    file.write_text(json.dumps(document))
+    try:
+        reports = meet(target={}, draft=arguments)
+    finally:
+        file.write_text(right)
+    for report in reports:
+        assert (report["field"], report["allocations"]) == (field, [])
 
 
 def test_a_policy_that_the_draft_cant_follow_ends_both_processes_with_one_sentence(tmp_path: Path) -> None:
