@@ -26,7 +26,6 @@ DEFAULT_NAMESPACE: Final = "dspark-cluster"
 
 Hosts = Literal["any", "same", "different"]
 ChannelChoice = Literal["auto", ChannelKind]
-DraftPlacement = Literal["separate", "colocated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +72,7 @@ class PoolsConfig:
     """Target replicas, each with a draft worker of its own, if there is a draft."""
 
     replicas: int = 1
-    placement: DraftPlacement = "separate"
+    placement: Literal["separate", "colocated"] = "separate"
     """colocated: there are no draft workers; each replica has the draft in its process, vLLM's own speculation."""
     hosts: Hosts = "any"
     """Of a replica and its draft worker. `same` is what shared memory and CUDA IPC need; `any` prefers it."""
