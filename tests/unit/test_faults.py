@@ -96,7 +96,7 @@ def test_rounds_of_an_unknown_size_have_the_whole_deadline(start: Start) -> None
 def test_nothing_passes_while_the_network_is_cut(start: Start) -> None:
     rounds, draft = start(MessageFault(message="request", action="cut", nth=1, seconds=60), deadline_s=0.1)
     with pytest.raises(ChannelError):
-        rounds.warm_up()
+        propose(rounds, 0)
     assert not draft.came
 
 
