@@ -46,7 +46,7 @@ class HostedSpeculator:
         return contract
 
     def take_kv(self, shared: SharedKV) -> None:
-        """Read the target's KV, which it has allocated by now. Before the first round, once.
+        """Read the target's KV, which it has allocated by now. Before the first round of a pairing.
 
         Raises:
             ContractError, ChannelUnavailable: it isn't as contracted, or can't be reached.
