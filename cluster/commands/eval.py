@@ -68,7 +68,8 @@ def eval_gsm8k(options: EvalOptions, server: Callable[[], AbstractContextManager
             whole, defaults = _batch(questions, options, enabled)
             with BatchOutput(_answers(options, arm), whole, defaults) as output:
                 tally = Tally(total=len(whole.lines), before=len(output.done))
-                messages.print(f"{arm}: {tally.before:,} of {tally.total:,} questions have their answers from before")
+                known = f", {tally.before:,} of them with their answers from before" if tally.before else ""
+                messages.print(f"{arm}: {tally.total:,} questions{known}")
                 if tally.complete:
                     continue
                 if remote is None:

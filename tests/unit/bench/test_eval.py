@@ -122,7 +122,7 @@ def test_a_repeated_command_asks_what_is_missing(answering: Start, data: Path) -
     before = len(engine.asked)
     result = evaluate(address, data)
     assert result.exit_code == 0, result.output
-    assert "plain: 2 of 5 questions have their answers from before" in result.stderr
+    assert "plain: 5 questions, 2 of them with their answers from before" in result.stderr
     assert len(engine.asked) == before + 3
     other = evaluate(address, data, "--max-tokens", 7)
     assert other.exit_code == 2
