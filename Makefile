@@ -14,7 +14,7 @@ demo: install ## a real model answers, with speculative decoding
 	@$(BIN)/dspark-cluster demo
 
 test: install ## all tests
-	@$(BIN)/python -m pytest -v --durations=30 -n $(WORKERS) --dist=loadgroup --no-loadscope-reorder
+	@$(BIN)/python -m pytest -v --durations=30 -n $(WORKERS) --no-loadscope-reorder
 
 check: lint ## the quick loop: lint, types, unit tests
 	@$(BIN)/python -m pytest -q tests/unit
