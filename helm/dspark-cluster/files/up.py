@@ -20,6 +20,9 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 ENTRYPOINT = "dspark-cluster down && dspark-cluster up cluster.yaml"
 
 POLL_S = 5.0
+NO_AGENT = "No available agent"
+"""What Ray answers while its head starts."""
+
 MOVE_S = 180.0
 """For the gateway's pod to be moved, and the gateway to start again in it."""
 
@@ -67,12 +70,18 @@ def submit(client: JobSubmissionClient, run: str, config: Path) -> None:
     """With the settings of this pod, which may be newer than the head's."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copyfile(config, Path(folder) / "cluster.yaml")
-        try:
-            client.submit_job(submission_id=run, entrypoint=ENTRYPOINT, runtime_env={"working_dir": folder})
-        except RuntimeError as error:
-            if status_of(client, run) is None:
-                raise
-            print(f"another has submitted it since ({error})", flush=True)
+        while True:
+            try:
+                client.submit_job(submission_id=run, entrypoint=ENTRYPOINT, runtime_env={"working_dir": folder})
+                return
+            except RuntimeError as error:
+                if status_of(client, run) is not None:
+                    print(f"another has submitted it since ({error})", flush=True)
+                    return
+                if NO_AGENT not in str(error):
+                    raise
+            print("waiting for Ray's agent of the head", flush=True)
+            time.sleep(POLL_S)
 
 
 async def follow(client: JobSubmissionClient, run: str) -> None:
