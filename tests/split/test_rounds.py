@@ -38,9 +38,9 @@ def test_a_prompt_in_chunks_and_a_second_conversation(arms: Arms) -> None:
 
 
 def test_a_preempted_request(arms: Arms) -> None:
-    """Prompts that fill the pool, each of which comes to need a block more: one must wait, and go on later."""
-    prompts = [range(start, start + 175) for start in (5, 130, 255)]
-    _, rounds = arms.compare([greedy(prompt, 30) for prompt in prompts])
+    """More requests than fit, each of which comes to need a block more: one must wait, and go on later."""
+    prompts = [range(start, start + 150) for start in (5, 130, 255, 350)]
+    _, rounds = arms.compare([greedy(prompt, 70) for prompt in prompts])
     assert any(was_preempted(rounds, request) for request in range(len(prompts)))
 
 
