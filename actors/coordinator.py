@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
+from actors.again import was_restarted
 from actors.names import kv_namespace
 from cluster.contract.contract import KVContract
 from cluster.contract.policy import Policy
@@ -48,7 +49,7 @@ class Coordinator:
     def __init__(self, policy: Policy, pairs: int, host: str) -> None:
         self._policy = policy
         self._host = host
-        self._kept = _read() if ray.get_runtime_context().was_current_actor_reconstructed else []
+        self._kept = _read() if was_restarted() else []
         self._kept = self._kept or [{"port": _free_port(host), **asdict(NEW)} for _ in range(pairs)]
         self._machines: list[StateMachine] = []
         self._serving = AsyncExitStack()

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import ray
 
+from actors.again import call_own, was_restarted
 from actors.names import HEALTH
 from cluster.config import ClusterConfig
 from cluster.control.settings import MemberSettings
@@ -33,8 +34,8 @@ class DraftWorker:
         self._host = host
         self._joined = threading.Event()
         self._running: asyncio.Task[None] | None = None
-        if ray.get_runtime_context().was_current_actor_reconstructed:
-            ray.get_runtime_context().current_actor.run.remote()
+        if was_restarted():
+            call_own("run")
 
     async def run(self) -> None:
         """Join, pair, load and serve, for as long as this process can. It goes on without its caller; another one waits

@@ -1,6 +1,7 @@
 """The gateway: the generation service over gRPC, in front of all replicas."""
 
 import asyncio
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -8,6 +9,7 @@ from typing import Any, Final
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
+from actors.again import call_own, was_restarted
 from actors.names import GATEWAY, HEALTH, kv_namespace
 from actors.remote_engine import RemoteEngine
 from cluster.errors import UserError
@@ -47,17 +49,23 @@ class Gateway:
         self._engines: dict[str, RemoteEngine] = {}
         self._router: Router | None = None
         self._server: GenerationServer | None = None
-        if ray.get_runtime_context().was_current_actor_reconstructed:
+        self._starting: asyncio.Task[str] | None = None
+        if was_restarted():
             if (port := _internal_kv_get(_PORT, namespace=kv_namespace())) is not None:
                 self._settings = replace(settings, port=int(port))
-            ray.get_runtime_context().current_actor.start.remote()
+            call_own("start")
 
     async def start(self) -> str:
-        """The address that clients connect to.
+        """The address that clients connect to. A second call waits for the first one's end.
 
         Raises:
             UserError: it can't be listened on, or a file of TLS can't be used.
         """
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> str:
         engines = self._engines = {
             name: RemoteEngine(handle, model) for name, (handle, model) in self._replicas.items()
         }
@@ -67,7 +75,12 @@ class Gateway:
         loop = asyncio.get_running_loop()
         metrics = self._server.service.requests.metrics
         metrics.federate(lambda: asyncio.run_coroutine_threadsafe(_pages(engines), loop).result())
-        await self._server.start()
+        try:
+            await self._server.start()
+        except UserError:
+            if was_restarted():
+                os._exit(1)  # nobody waits for the reason, which the log has: Ray tries again
+            raise
         _internal_kv_put(_PORT, self._server.address.rpartition(":")[2], overwrite=True, namespace=kv_namespace())
         return self._address
 

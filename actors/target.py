@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
+from actors.again import call_own, was_restarted
 from actors.names import HEALTH
 from cluster.config import ClusterConfig
 from cluster.engine.cpu import profile
@@ -52,8 +53,8 @@ class TargetReplica:
         self._running = 0
         self._requests = 0
         self._acceptance: AcceptanceFigures | None = None
-        if ray.get_runtime_context().was_current_actor_reconstructed:
-            ray.get_runtime_context().current_actor.start.remote()
+        if was_restarted():
+            call_own("start")
 
     async def start(self) -> ServedModel:
         """Load, and pair with the draft worker; the answer says that requests can come. A second call waits for the
@@ -67,7 +68,7 @@ class TargetReplica:
         try:
             self._engine = await asyncio.shield(self._starting)
         except UserError:
-            if ray.get_runtime_context().was_current_actor_reconstructed:
+            if was_restarted():
                 os._exit(1)  # nobody waits for the reason, which the log has: Ray tries again
             raise
         return self._engine.model

@@ -9,6 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 LABEL: Final = "replica"
 
+_BEGINNING: Final = "_created"
+"""Of what tells when a counter began: a family of its own in a page's text, and a sample of the counter's elsewhere."""
+
 
 def federated(own: Iterable[Metric], pages: Mapping[str, str | None]) -> Iterator[Metric]:
     """This process's families, with the samples of each replica's page in them, or beside them, by name.
@@ -22,6 +25,8 @@ def federated(own: Iterable[Metric], pages: Mapping[str, str | None]) -> Iterato
     for replica, page in pages.items():
         up.add_metric([replica], float(page is not None))
         for metric in text_string_to_metric_families(page or ""):
+            if metric.name.endswith(_BEGINNING):
+                continue
             labelled = (each._replace(labels={LABEL: replica, **each.labels}) for each in metric.samples)
             _family(families, metric).samples.extend(labelled)
     yield from families.values()

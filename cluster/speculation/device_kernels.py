@@ -26,8 +26,8 @@ class Copy(NamedTuple):
 
 @triton.jit(do_not_specialize=["table"])  # type: ignore[untyped-decorator]
 def _copy_kernel(table, BLOCK_WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    # table: int64 [copies, 3], in memory of the host that the GPU reads
-    entry = tl.cast(table, tl.pointer_type(tl.int64)) + 3 * tl.program_id(0)
+    # table: int64 [copies, 3], in memory of the host that the GPU reads. Triton takes a small address for an int32.
+    entry = tl.cast(tl.cast(table, tl.int64), tl.pointer_type(tl.int64)) + 3 * tl.program_id(0)
     to = tl.cast(tl.load(entry), tl.pointer_type(tl.int32))
     source = tl.cast(tl.load(entry + 1), tl.pointer_type(tl.int32))
     num_words = tl.load(entry + 2) // 4
@@ -51,11 +51,10 @@ def _take_kernel(  # type: ignore[no-untyped-def]
 ):
     row = tl.program_id(0)
     last = tl.load(last_sampled + tl.load(idx_mapping + row))
-    is_there = tl.load(tl.cast(answered, tl.pointer_type(tl.int32))) == step
+    is_there = tl.load(tl.cast(tl.cast(answered, tl.int64), tl.pointer_type(tl.int32))) == step
     columns = tl.arange(0, BLOCK)
-    proposed = tl.load(
-        tl.cast(reply, tl.pointer_type(tl.int64)) + row * NUM_STEPS + columns, mask=columns < wanted, other=-1
-    )
+    tokens = tl.cast(tl.cast(reply, tl.int64), tl.pointer_type(tl.int64)) + row * NUM_STEPS
+    proposed = tl.load(tokens + columns, mask=columns < wanted, other=-1)
     # A token beyond the vocabulary would be looked up in the target's embedding.
     is_token = is_there & (proposed >= 0) & (proposed < vocab_size)
     tl.store(drafts + row * NUM_STEPS + columns, tl.where(is_token, proposed, last), mask=columns < NUM_STEPS)

@@ -25,7 +25,7 @@ from cluster.speculation.rounds import RoundReport, RoundTimes
 from tests.cluster.waiting import eventually
 from tests.serving.scripted_engine import ScriptedEngine
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 CONFIG = ClusterConfig(model=ModelConfig(target="scripted"))
 NAMES = ("target-0", "target-1")
 
@@ -126,6 +126,21 @@ def test_the_gateways_page_has_every_replicas_figures(served: Served) -> None:
         assert f'process_cpu_seconds_total{{replica="{name}"}}' in page
     assert "dspark_running_choices 0.0" in page
     assert page.count("# TYPE process_cpu_seconds_total counter") == 1
+
+
+def test_a_gateway_that_dies_listens_where_it_did(served: Served) -> None:
+    """Again and again: the next one may be there before Ray has told of the last one's end."""
+    for _ in range(4):
+        os.kill(ray.get(served.gateway.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+        def answers() -> bool:
+            try:
+                with Client(served.address) as client:
+                    return next(client.stream(request())).choices[0].text == "a"
+            except GenerationError:
+                return False
+
+        eventually(answers, deadline_s=DEADLINE_S)
 
 
 def test_a_replica_that_dies(served: Served) -> None:

@@ -1,6 +1,14 @@
 """One page of Prometheus figures for several processes."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, PlatformCollector, generate_latest
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    Metric,
+    PlatformCollector,
+    generate_latest,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.serving.admission import Admission
@@ -59,6 +67,22 @@ def test_the_services_page_has_them_beside_its_own() -> None:
     types = [line for line in shown.splitlines() if line.startswith("# TYPE")]
     assert len(set(types)) == len(types)
     assert list(text_string_to_metric_families(shown))
+
+
+def test_a_counter_of_this_process_and_of_a_replica_is_one_family() -> None:
+    """As vLLM's are, where an engine is in this process, too."""
+    theirs = CollectorRegistry()
+    Counter("dspark_test", "Of this test.", registry=theirs).inc(3)
+    own = Counter("dspark_test", "Of this test.")
+    try:
+        metrics = ServiceMetrics(Admission(max_running=1, max_queued=0))
+        metrics.federate(lambda: {"target-0": generate_latest(theirs).decode()})
+        shown = generate_latest(metrics.registry).decode()
+    finally:
+        REGISTRY.unregister(own)
+    assert 'dspark_test_total{replica="target-0"} 3.0' in shown
+    types = [line.split()[2] for line in shown.splitlines() if line.startswith("# TYPE dspark_test")]
+    assert sorted(types) == ["dspark_test_created", "dspark_test_total"]
 
 
 def test_rounds_are_told_by_part() -> None:
