@@ -38,6 +38,20 @@ AddressOption = Annotated[
 ]
 NamespaceOption = Annotated[str, typer.Option(help="Ray namespace of the cluster.")]
 
+# Of commands that ask a server, whether it is named, found in Ray, or started for them.
+ServerOption = Annotated[
+    str | None, typer.Option(help="HOST:PORT of a server; default: the gateway of a cluster in Ray.")
+]
+ServersNamespaceOption = Annotated[
+    str | None, typer.Option(help=f"Ray namespace of the cluster; default: {DEFAULT_NAMESPACE}.")
+]
+BorrowedClusterOption = Annotated[
+    Path | None, typer.Option(help="YAML file of a cluster to start where there is none, and to stop at the end.")
+]
+PatienceOption = Annotated[
+    float, typer.Option(min=1.0, help="Seconds in which a request is repeated while there is no room or no replica.")
+]
+
 
 @app.command()
 @command
@@ -127,16 +141,10 @@ def demo(
 def batch(
     input_: Annotated[Path, typer.Option("--input", help="JSONL file of requests, one a line.")],
     output: Annotated[Path, typer.Option(help="JSONL file of answers; one that is there is gone on with.")],
-    address: Annotated[
-        str | None, typer.Option(help="HOST:PORT of a server; default: the gateway of a cluster in Ray.")
-    ] = None,
+    address: ServerOption = None,
     ray_address: AddressOption = None,
-    namespace: Annotated[
-        str | None, typer.Option(help=f"Ray namespace of the cluster; default: {DEFAULT_NAMESPACE}.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file of a cluster to start where there is none, and to stop at the end.")
-    ] = None,
+    namespace: ServersNamespaceOption = None,
+    config: BorrowedClusterOption = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="For lines without max_tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="For lines without temperature.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="For lines without seed.")] = None,
@@ -144,10 +152,7 @@ def batch(
         int | None, typer.Option(min=1, help="Requests at once; default: as many as the server runs.")
     ] = None,
     request_timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds for each request.")] = None,
-    patience: Annotated[
-        float,
-        typer.Option(min=1.0, help="Seconds in which a request is repeated while there is no room or no replica."),
-    ] = 300.0,
+    patience: PatienceOption = 300.0,
     tls: TlsOption = False,
     tls_ca: TlsCaOption = None,
     tls_certificate: TlsCertificateOption = None,
@@ -158,7 +163,6 @@ def batch(
     """Answer every line of a file. Exit code 0: all have their answers; 1: some failed; 2: something is wrong."""
     from cluster.commands.batch import BatchOptions
     from cluster.commands.batch import batch as run
-    from cluster.commands.generate_remote import RemoteOptions
 
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     options = BatchOptions(
@@ -169,14 +173,7 @@ def batch(
         request_timeout_s=request_timeout,
         patience_s=patience,
     )
-    access = RemoteOptions(
-        address=address or "",
-        tls=tls,
-        tls_ca=tls_ca,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        token_file=token_file,
-    )
+    access = _access(address, tls, tls_ca, tls_certificate, tls_key, token_file)
     run(options, _server(access, ray_address, namespace, config, output))
 
 
@@ -203,20 +200,11 @@ def gsm8k(
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Questions at once; default: as many as the server runs.")
     ] = None,
-    patience: Annotated[
-        float,
-        typer.Option(min=1.0, help="Seconds in which a request is repeated while there is no room or no replica."),
-    ] = 300.0,
-    address: Annotated[
-        str | None, typer.Option(help="HOST:PORT of a server; default: the gateway of a cluster in Ray.")
-    ] = None,
+    patience: PatienceOption = 300.0,
+    address: ServerOption = None,
     ray_address: AddressOption = None,
-    namespace: Annotated[
-        str | None, typer.Option(help=f"Ray namespace of the cluster; default: {DEFAULT_NAMESPACE}.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="YAML file of a cluster to start where there is none, and to stop at the end.")
-    ] = None,
+    namespace: ServersNamespaceOption = None,
+    config: BorrowedClusterOption = None,
     tls: TlsOption = False,
     tls_ca: TlsCaOption = None,
     tls_certificate: TlsCertificateOption = None,
@@ -227,7 +215,6 @@ def gsm8k(
 ) -> None:
     """Exact-match accuracy on GSM8K with speculation and without, under the same seed, and acceptance length."""
     from cluster.commands.eval import EvalOptions, eval_gsm8k
-    from cluster.commands.generate_remote import RemoteOptions
 
     options = EvalOptions(
         data=data,
@@ -243,14 +230,7 @@ def gsm8k(
         min_acceptance_length=min_acceptance_length,
         json_output=json_output,
     )
-    access = RemoteOptions(
-        address=address or "",
-        tls=tls,
-        tls_ca=tls_ca,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        token_file=token_file,
-    )
+    access = _access(address, tls, tls_ca, tls_certificate, tls_key, token_file)
     eval_gsm8k(options, _server(access, ray_address, namespace, config, output))
 
 
@@ -331,16 +311,8 @@ def bench(
     from cluster.bench.sweep.plan import BenchPlan, make_variants, parse_metadata
     from cluster.commands.bench import BenchOutput, demo_pair, existing_server
     from cluster.commands.bench import bench as run
-    from cluster.commands.generate_remote import RemoteOptions
 
-    access = RemoteOptions(
-        address=address or "",
-        tls=tls,
-        tls_ca=tls_ca,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        token_file=token_file,
-    )
+    access = _access(address, tls, tls_ca, tls_certificate, tls_key, token_file)
     concurrencies = tuple(concurrency or ((1, 8, 32) if request_rate is None else (None,)))
     if address is not None:
         own: dict[str, Any] = {"CONFIG": config, "--arm": arm, "--set": set_, "--sweep": sweep}
@@ -386,6 +358,27 @@ def bench(
 
     warn_of_rays_copy(output)
     run(plan, where, lambda variant: bench_cluster(variant, access))
+
+
+def _access(
+    address: str | None,
+    tls: bool,
+    tls_ca: Path | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    token_file: Path | None,
+) -> "RemoteOptions":
+    """How a server is asked; without an address, one that is still to be found."""
+    from cluster.commands.generate_remote import RemoteOptions
+
+    return RemoteOptions(
+        address=address or "",
+        tls=tls,
+        tls_ca=tls_ca,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        token_file=token_file,
+    )
 
 
 def _server(

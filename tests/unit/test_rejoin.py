@@ -86,7 +86,7 @@ def test_a_target_tries_until_a_draft_is_there() -> None:
             raise ControlError("a draft", "none yet", "wait")
         return "new"
 
-    rejoin: Rejoin[str, str] = Rejoin(end=lambda _: ended.set(), pair_again=pair_again, offer=lambda _: offered.set())
+    rejoin: Rejoin[str] = Rejoin(end=lambda _: ended.set(), pair_again=pair_again, offer=lambda _: offered.set())
     rejoin.lost("old")
     assert offered.wait(DEADLINE_S)
     assert ended.is_set()

