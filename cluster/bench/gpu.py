@@ -86,14 +86,12 @@ class Throughput:
 
 @contextmanager
 def started(workload: Workload) -> Iterator[tuple[list[Arm], dict[ArmName, ArmFacts]]]:
-    """All arms, one started after the other: vLLM measures the GPU's memory while it starts."""
+    """All arms at once: the workload says how much memory each one's KV cache takes, so vLLM measures none."""
     arms: list[Arm] = []
     try:
-        facts = {}
-        for name in ARMS:
-            with messages.status(f"starting {name}"):
-                arms.append(Arm(name, workload))
-                facts[name] = arms[-1].facts()
+        arms += [Arm(name, workload) for name in ARMS]
+        with messages.status(f"starting {', '.join(ARMS)}"):
+            facts = {arm.name: arm.facts() for arm in arms}
         yield arms, facts
     finally:
         for arm in arms:

@@ -10,8 +10,11 @@ import torch
 from vllm.triton_utils import tl, triton
 
 _BLOCK_WORDS: Final = 1024
-_PROGRAMS_A_COPY: Final = 128
-"""About the multiprocessors of a GPU: a long prompt's states have 64 MiB. Those of a short copy end at once."""
+_MAX_PROGRAMS_A_COPY: Final = 128
+"""About the multiprocessors of a GPU: a long prompt's states have 64 MiB."""
+
+_ROW_WORDS: Final = 4
+"""Of 8 bytes, the last unused: a row is 32 bytes, what a GPU reads from the host at a time."""
 
 _SIGN: Final = 1 << 31
 
@@ -25,12 +28,15 @@ class Copy(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["table"])  # type: ignore[untyped-decorator]
-def _copy_kernel(table, BLOCK_WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    # table: int64 [copies, 3], in memory of the host that the GPU reads. Triton takes a small address for an int32.
-    entry = tl.cast(tl.cast(table, tl.int64), tl.pointer_type(tl.int64)) + 3 * tl.program_id(0)
-    to = tl.cast(tl.load(entry), tl.pointer_type(tl.int32))
-    source = tl.cast(tl.load(entry + 1), tl.pointer_type(tl.int32))
-    num_words = tl.load(entry + 2) // 4
+def _copy_kernel(table, ROW_WORDS: tl.constexpr, BLOCK_WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    # table: int64 [copies, ROW_WORDS], in memory of the host. Reading it takes as long as the whole copy of a decode
+    # round, so each program does it once. Triton takes a small address for an int32.
+    columns = tl.arange(0, ROW_WORDS)
+    row = tl.cast(tl.cast(table, tl.int64), tl.pointer_type(tl.int64)) + ROW_WORDS * tl.program_id(0)
+    copy = tl.load(row + columns)
+    to = tl.cast(tl.sum(tl.where(columns == 0, copy, 0)), tl.pointer_type(tl.int32))
+    source = tl.cast(tl.sum(tl.where(columns == 1, copy, 0)), tl.pointer_type(tl.int32))
+    num_words = tl.sum(tl.where(columns == 2, copy, 0)) // 4
     for start in range(tl.program_id(1) * BLOCK_WORDS, num_words, tl.num_programs(1) * BLOCK_WORDS):
         words = start + tl.arange(0, BLOCK_WORDS)
         tl.store(to + words, tl.load(source + words, mask=words < num_words), mask=words < num_words)
@@ -66,17 +72,20 @@ class Copier:
     def __init__(self, device: torch.device, *, max_copies: int, num_tables: int) -> None:
         """The GPU reads a launch's copies while it runs: after `num_tables` launches the first must have run."""
         is_cuda = device.type == "cuda"
-        self._tables = torch.empty((num_tables, max_copies, 3), dtype=torch.int64, pin_memory=is_cuda)
-        self._rows = self._tables.numpy()
-        self._programs = _PROGRAMS_A_COPY if is_cuda else 1
+        self._tables = torch.zeros((num_tables, max_copies, _ROW_WORDS), dtype=torch.int64, pin_memory=is_cuda)
+        self._rows = self._tables.numpy()[:, :, : len(Copy._fields)]
+        self._max_programs = _MAX_PROGRAMS_A_COPY if is_cuda else 1
         self._launches = 0
 
     def copy(self, copies: Sequence[Copy]) -> None:
         turn = self._launches % len(self._rows)
         self._launches += 1
         self._rows[turn, : len(copies)] = copies
-        table = self._tables[turn].data_ptr()
-        _copy_kernel[(len(copies), self._programs)](table, BLOCK_WORDS=_BLOCK_WORDS)
+        longest = max(copy.num_bytes for copy in copies)
+        programs = min(-(-longest // (4 * _BLOCK_WORDS)), self._max_programs)
+        _copy_kernel[(len(copies), programs)](
+            self._tables[turn].data_ptr(), ROW_WORDS=_ROW_WORDS, BLOCK_WORDS=_BLOCK_WORDS
+        )
 
 
 def take_reply(
