@@ -4,17 +4,20 @@ Both take addresses, not tensors: one end of each copy is memory of another proc
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from vllm.triton_utils import tl, triton
 
-_BLOCK_WORDS: Final = 1024
-_MAX_PROGRAMS_A_COPY: Final = 128
-"""About the multiprocessors of a GPU: a long prompt's states have 64 MiB."""
+_BLOCK_WORDS: Final = 4096
+_MIN_PIECE_BYTES: Final = 4 * _BLOCK_WORDS
+_MAX_PIECES: Final = 128
+"""Of one copy; about the multiprocessors of a GPU: a long prompt's states have 64 MiB."""
 
-_ROW_WORDS: Final = 4
-"""Of 8 bytes, the last unused: a row is 32 bytes, what a GPU reads from the host at a time."""
+_LENGTHS_KEPT: Final = 256
 
 _SIGN: Final = 1 << 31
 
@@ -28,16 +31,14 @@ class Copy(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["table"])  # type: ignore[untyped-decorator]
-def _copy_kernel(table, ROW_WORDS: tl.constexpr, BLOCK_WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    # table: int64 [copies, ROW_WORDS], in memory of the host. Reading it takes as long as the whole copy of a decode
-    # round, so each program does it once. Triton takes a small address for an int32.
-    columns = tl.arange(0, ROW_WORDS)
-    row = tl.cast(tl.cast(table, tl.int64), tl.pointer_type(tl.int64)) + ROW_WORDS * tl.program_id(0)
-    copy = tl.load(row + columns)
-    to = tl.cast(tl.sum(tl.where(columns == 0, copy, 0)), tl.pointer_type(tl.int32))
-    source = tl.cast(tl.sum(tl.where(columns == 1, copy, 0)), tl.pointer_type(tl.int32))
-    num_words = tl.sum(tl.where(columns == 2, copy, 0)) // 4
-    for start in range(tl.program_id(1) * BLOCK_WORDS, num_words, tl.num_programs(1) * BLOCK_WORDS):
+def _copy_kernel(table, BLOCK_WORDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    # table: int64 [pieces, 3], in memory of the host, which a GPU reads slowly: each program reads its own row and no
+    # other. Triton takes a small address for an int32.
+    row = tl.cast(tl.cast(table, tl.int64), tl.pointer_type(tl.int64)) + 3 * tl.program_id(0)
+    to = tl.cast(tl.load(row), tl.pointer_type(tl.int32))
+    source = tl.cast(tl.load(row + 1), tl.pointer_type(tl.int32))
+    num_words = tl.load(row + 2) // 4
+    for start in range(0, num_words, BLOCK_WORDS):
         words = start + tl.arange(0, BLOCK_WORDS)
         tl.store(to + words, tl.load(source + words, mask=words < num_words), mask=words < num_words)
 
@@ -71,21 +72,28 @@ class Copier:
 
     def __init__(self, device: torch.device, *, max_copies: int, num_tables: int) -> None:
         """The GPU reads a launch's copies while it runs: after `num_tables` launches the first must have run."""
-        is_cuda = device.type == "cuda"
-        self._tables = torch.zeros((num_tables, max_copies, _ROW_WORDS), dtype=torch.int64, pin_memory=is_cuda)
-        self._rows = self._tables.numpy()[:, :, : len(Copy._fields)]
-        self._max_programs = _MAX_PROGRAMS_A_COPY if is_cuda else 1
+        shape = (num_tables, max_copies * _MAX_PIECES, len(Copy._fields))
+        self._tables = torch.empty(shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._rows = self._tables.numpy()
         self._launches = 0
 
     def copy(self, copies: Sequence[Copy]) -> None:
         turn = self._launches % len(self._rows)
         self._launches += 1
-        self._rows[turn, : len(copies)] = copies
-        longest = max(copy.num_bytes for copy in copies)
-        programs = min(-(-longest // (4 * _BLOCK_WORDS)), self._max_programs)
-        _copy_kernel[(len(copies), programs)](
-            self._tables[turn].data_ptr(), ROW_WORDS=_ROW_WORDS, BLOCK_WORDS=_BLOCK_WORDS
-        )
+        rows, num_pieces = self._rows[turn], 0
+        for copy in copies:
+            pieces = _pieces(copy.num_bytes)
+            rows[num_pieces : num_pieces + len(pieces)] = pieces + (copy.to, copy.source, 0)
+            num_pieces += len(pieces)
+        _copy_kernel[(num_pieces,)](self._tables[turn].data_ptr(), BLOCK_WORDS=_BLOCK_WORDS)
+
+
+@lru_cache(_LENGTHS_KEPT)
+def _pieces(num_bytes: int) -> NDArray[np.int64]:
+    """[pieces, 3]: what one program copies each, as a Copy from 0 to 0."""
+    step = max(_MIN_PIECE_BYTES, 4 * -(-num_bytes // (4 * _MAX_PIECES)))
+    starts = np.arange(0, num_bytes, step)
+    return np.stack([starts, starts, np.minimum(step, num_bytes - starts)], axis=1)
 
 
 def take_reply(

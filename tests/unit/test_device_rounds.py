@@ -243,12 +243,15 @@ def test_a_token_beyond_the_vocabulary_is_none() -> None:
     assert drafts.tolist() == [[5, 2, 2], [99, 1, 0]]
 
 
-def test_copies_longer_than_a_block_are_whole_and_no_longer() -> None:
+@pytest.mark.parametrize("num_words", [1, 4095, 4096, 4097, 20_000, 600_001])
+def test_a_copy_is_whole_and_no_longer_in_however_many_pieces(num_words: int) -> None:
     copier = Copier(CPU, max_copies=2, num_tables=1)
-    source, to = torch.arange(5000, dtype=torch.int32), torch.full((5001,), -1, dtype=torch.int32)
-    copier.copy([Copy(to.data_ptr(), source.data_ptr(), 4 * 5000)])
-    assert torch.equal(to[:5000], source)
-    assert to[5000] == -1
+    source, to = torch.arange(num_words, dtype=torch.int32), torch.full((num_words + 1,), -1, dtype=torch.int32)
+    other, word = torch.full((1,), 7, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    copier.copy([Copy(to.data_ptr(), source.data_ptr(), 4 * num_words), Copy(word.data_ptr(), other.data_ptr(), 4)])
+    assert torch.equal(to[:num_words], source)
+    assert to[num_words] == -1
+    assert word[0] == 7
 
 
 def test_sections_of_a_round_lie_where_those_of_the_largest_do() -> None:
