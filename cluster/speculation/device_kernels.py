@@ -83,7 +83,7 @@ class Copier:
         rows, num_pieces = self._rows[turn], 0
         for copy in copies:
             pieces = _pieces(copy.num_bytes)
-            rows[num_pieces : num_pieces + len(pieces)] = pieces + (copy.to, copy.source, 0)
+            rows[num_pieces : num_pieces + len(pieces)] = np.add(pieces, (copy.to, copy.source, 0))
             num_pieces += len(pieces)
         _copy_kernel[(num_pieces,)](self._tables[turn].data_ptr(), BLOCK_WORDS=_BLOCK_WORDS)
 
