@@ -10,28 +10,48 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from cluster.bench.dummy_pair import dummy_settings
+from cluster.bench.dummy_pair import Shape, dummy_settings
 from cluster.channel.base import ChannelKind
 from cluster.engine.in_process import Completion, GenerationRequest, InProcessEngine
 from cluster.engine.separate import SeparateEngine
 from cluster.errors import UserError
 
-ArmName = Literal["plain", "colocated", "separate"]
-ARMS: Final[tuple[ArmName, ...]] = ("plain", "colocated", "separate")
+ArmKind = Literal["plain", "colocated", "separate"]
 
 _TOKEN_IDS: Final = range(1000, 100_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmPlan:
+    """`gpus` as in CUDA_VISIBLE_DEVICES: the engine's, and behind it its draft's, if that has its own; where there are
+    none, all is on the first that this process sees. `channel` is for a separate draft."""
+
+    name: str
+    kind: ArmKind
+    gpus: tuple[str, ...] = ()
+    channel: ChannelKind = "cuda_ipc"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the engine's process, before it starts."""
+        return _seeing(self.gpus)
+
+    @property
+    def draft_environment(self) -> dict[str, str]:
+        """CUDA IPC wants both sides to see both GPUs."""
+        return _seeing(self.gpus[::-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """The same for all arms. `kv_cache_bytes` are the target's, with a colocated draft's."""
 
+    shape: Shape
     prompt_tokens: int
     new_tokens: int
     max_batch: int
     acceptance_length: float
     kv_cache_bytes: int
-    channel: ChannelKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,35 +73,39 @@ class ArmRun:
     acceptance_length: float | None
 
 
-# A gpu's memory is shared by all arms, and vLLM refuses to start with less free than this share of it.
-_SHARE: Final = 0.25
+# A GPU's memory is shared by several arms, and vLLM refuses to start with less free than this share of it. How much it
+# takes is `kv_cache_bytes`' business.
+_SHARE: Final = 0.1
 
 
-def main(name: ArmName, workload: dict[str, Any], connection: Connection) -> None:
+def main(plan: ArmPlan, workload: Workload, connection: Connection) -> None:
     """Answer with the facts, then each batch size with its run, as JSON, until an empty message comes."""
-    plan = Workload(**workload)
     try:
-        with tempfile.TemporaryDirectory(prefix="dspark-bench-") as folder, _engine(name, plan, Path(folder)) as engine:
+        with (
+            tempfile.TemporaryDirectory(prefix="dspark-bench-") as folder,
+            _engine(plan, workload, Path(folder)) as engine,
+        ):
             _send(connection, asdict(_facts(engine)))
             while message := connection.recv_bytes():
-                _send(connection, asdict(_run(engine, plan, **json.loads(message))))
+                _send(connection, asdict(_run(engine, workload, **json.loads(message))))
     except UserError as error:
         _send(connection, {"error": str(error)})
 
 
-def _engine(name: ArmName, plan: Workload, folder: Path) -> InProcessEngine:
+def _engine(plan: ArmPlan, workload: Workload, folder: Path) -> InProcessEngine:
     settings = dummy_settings(
         folder,
-        with_draft=name != "plain",
-        acceptance_length=plan.acceptance_length,
-        max_model_len=plan.prompt_tokens + plan.new_tokens + 64,
-        max_num_seqs=plan.max_batch,
+        shape=workload.shape,
+        with_draft=plan.kind != "plain",
+        acceptance_length=workload.acceptance_length,
+        max_model_len=workload.prompt_tokens + workload.new_tokens + 64,
+        max_num_seqs=workload.max_batch,
         max_num_batched_tokens=8192,
-        kv_cache_bytes=plan.kv_cache_bytes,
+        kv_cache_bytes=workload.kv_cache_bytes,
         gpu_memory_utilization=_SHARE,
     )
-    if name == "separate":
-        return SeparateEngine(settings, channel=plan.channel)
+    if plan.kind == "separate":
+        return SeparateEngine(settings, channel=plan.channel, draft_environment=plan.draft_environment)
     return InProcessEngine(settings)
 
 
@@ -98,12 +122,12 @@ def _facts(engine: InProcessEngine) -> ArmFacts:
     )
 
 
-def _run(engine: InProcessEngine, plan: Workload, *, batch: int, seed: int) -> ArmRun:
+def _run(engine: InProcessEngine, workload: Workload, *, batch: int, seed: int) -> ArmRun:
     source = random.Random(seed)  # other prompts each time: none is in the prefix cache
     requests = [
         GenerationRequest(
-            prompt_token_ids=tuple(source.choices(_TOKEN_IDS, k=plan.prompt_tokens)),
-            max_tokens=plan.new_tokens,
+            prompt_token_ids=tuple(source.choices(_TOKEN_IDS, k=workload.prompt_tokens)),
+            max_tokens=workload.new_tokens,
             ignore_eos=True,
         )
         for _ in range(batch)
@@ -124,6 +148,10 @@ def _acceptance(completions: Sequence[Completion]) -> tuple[int, float] | tuple[
         return None, None
     total = sum(figures[1:], start=figures[0])
     return total.rounds, total.acceptance_length
+
+
+def _seeing(gpus: Sequence[str]) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
 
 def _send(connection: Connection, plain: dict[str, Any]) -> None:

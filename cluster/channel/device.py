@@ -8,8 +8,8 @@
 
 REPLY is a word of host memory that the CPU can set, too: it ends the wait for a draft that is late or dead. The stream
 then finds ANSWERED, in device memory, as it was, and knows that there is no reply. A round's buffers are free for the
-next as soon as the target's stream has passed REPLY, so one of each is enough. Where the two sides have buffers of their
-own, a reply that is cut off may have come in part, its ANSWERED first: any token is exact, and one that is none is found.
+next as soon as the target's stream has passed REPLY, so one of each is enough. Between buffers of their own a reply may
+be cut off behind its ANSWERED: then its tokens are none, which is found, or any, which costs speed alone.
 """
 
 from abc import abstractmethod
