@@ -45,6 +45,7 @@ def main(
         list[ChannelKind] | None,
         typer.Option(help="What carries the rounds of a separate draft; default: cuda_ipc, on two GPUs nccl, too."),
     ] = None,
+    parts: Annotated[bool, typer.Option("--parts", help="Time the parts of a separate draft's rounds, too.")] = False,
     json_output: JsonOption = False,
     debug: DebugOption = False,  # noqa: ARG001 - read by @command
 ) -> None:
@@ -59,6 +60,7 @@ def main(
         max_batch=max(batches),
         acceptance_length=acceptance_length,
         kv_cache_bytes=int(kv_gib * _GIB),
+        with_parts=parts,
     )
     with started(_chosen(_arms(two, channel), arm), workload) as (arms, facts):
         figures = [figure for one in batches for figure in measure(arms, one, repeats)]
@@ -75,6 +77,8 @@ def main(
         return
     console = Console(highlight=False)
     console.print(_speeds(figures))
+    if parts:
+        console.print(_parts(figures))
     console.print(_memory(facts, workload, logits))
 
 
@@ -122,6 +126,15 @@ def _speeds(figures: Sequence[Throughput]) -> Table:
             f"{figure.median / colocated[figure.batch]:.3f}",
             "-" if length is None else f"{length:.2f}",
         )
+    return table
+
+
+def _parts(figures: Sequence[Throughput]) -> Table:
+    timed = [figure for figure in figures if figure.parts_us]
+    names = list(dict.fromkeys(name for figure in timed for name in figure.parts_us))
+    table = Table("batch", "arm", *names, caption="µs of a round on the target's stream: medians of the last repeat")
+    for figure in timed:
+        table.add_row(str(figure.batch), figure.arm, *(f"{figure.parts_us.get(name, 0.0):,.1f}" for name in names))
     return table
 
 

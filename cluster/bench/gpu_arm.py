@@ -5,16 +5,20 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cluster.bench.dummy_pair import Shape, dummy_settings
 from cluster.channel.base import ChannelKind
 from cluster.engine.in_process import Completion, GenerationRequest, InProcessEngine
 from cluster.engine.separate import SeparateEngine
 from cluster.errors import UserError
+
+if TYPE_CHECKING:
+    from cluster.speculation.stream_marks import StreamMarks
 
 ArmKind = Literal["plain", "colocated", "separate"]
 
@@ -52,6 +56,8 @@ class Workload:
     max_batch: int
     acceptance_length: float
     kv_cache_bytes: int
+    with_parts: bool
+    """Time the parts of a round, by events on the stream, where the draft has a process of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,8 @@ class ArmRun:
     tokens_per_second: float
     rounds: int | None
     acceptance_length: float | None
+    parts_us: dict[str, float] = field(default_factory=dict)
+    """Medians of the parts of a round on the target's stream, where they were timed."""
 
 
 # A GPU's memory is shared by several arms, and vLLM refuses to start with less free than this share of it. How much it
@@ -85,9 +93,10 @@ def main(plan: ArmPlan, workload: Workload, connection: Connection) -> None:
             tempfile.TemporaryDirectory(prefix="dspark-bench-") as folder,
             _engine(plan, workload, Path(folder)) as engine,
         ):
+            marks = _marks(engine) if workload.with_parts else None
             _send(connection, asdict(_facts(engine)))
             while message := connection.recv_bytes():
-                _send(connection, asdict(_run(engine, workload, **json.loads(message))))
+                _send(connection, asdict(_run(engine, workload, marks, **json.loads(message))))
     except UserError as error:
         _send(connection, {"error": str(error)})
 
@@ -122,7 +131,30 @@ def _facts(engine: InProcessEngine) -> ArmFacts:
     )
 
 
-def _run(engine: InProcessEngine, workload: Workload, *, batch: int, seed: int) -> ArmRun:
+def _marks(engine: InProcessEngine) -> "StreamMarks | None":
+    import torch
+
+    from cluster.speculation.stream_marks import StreamMarks
+    from cluster.speculation.target_rounds import DeviceRounds
+
+    rounds = engine.speculator.rounds if isinstance(engine, SeparateEngine) else None
+    if not isinstance(rounds, DeviceRounds):
+        return None
+    marks = StreamMarks(partial(torch.cuda.Event, enable_timing=True))
+    rounds.mark = marks.mark
+    return marks
+
+
+def _parts_us(marks: "StreamMarks | None") -> dict[str, float]:
+    if marks is None:
+        return {}
+    import torch
+
+    torch.cuda.synchronize()  # or the last events have no time
+    return marks.take_microseconds()
+
+
+def _run(engine: InProcessEngine, workload: Workload, marks: "StreamMarks | None", *, batch: int, seed: int) -> ArmRun:
     source = random.Random(seed)  # other prompts each time: none is in the prefix cache
     requests = [
         GenerationRequest(
@@ -139,7 +171,12 @@ def _run(engine: InProcessEngine, workload: Workload, *, batch: int, seed: int) 
         raise UserError("the draft was lost", engine.speculator.lost, "look at what its process wrote last")
     rounds, acceptance_length = _acceptance(completions)
     tokens = sum(len(completion.token_ids) for completion in completions)
-    return ArmRun(tokens_per_second=tokens / took_s, rounds=rounds, acceptance_length=acceptance_length)
+    return ArmRun(
+        tokens_per_second=tokens / took_s,
+        rounds=rounds,
+        acceptance_length=acceptance_length,
+        parts_us=_parts_us(marks),
+    )
 
 
 def _acceptance(completions: Sequence[Completion]) -> tuple[int, float] | tuple[None, None]:

@@ -102,6 +102,7 @@ def together(runs: Sequence[ArmRun]) -> ArmRun:
         tokens_per_second=sum(run.tokens_per_second for run in runs),
         rounds=rounds or None,
         acceptance_length=sum(each * length for each, length in drafted) / rounds if rounds else None,
+        parts_us=runs[0].parts_us,  # several engines have none
     )
 
 
@@ -170,6 +171,8 @@ class Throughput:
     num_gpus: int
     tokens_per_second: list[float]
     acceptance_length: float | None
+    parts_us: dict[str, float]
+    """Of a round on the target's stream, by part: medians of the last repeat; empty where they weren't timed."""
 
     @property
     def median(self) -> float:
@@ -193,6 +196,7 @@ def measure(arms: Sequence[Arm], batch: int, repeats: int) -> list[Throughput]:
             num_gpus=arm.num_gpus,
             tokens_per_second=[run.tokens_per_second for run in runs[arm.name]],
             acceptance_length=runs[arm.name][-1].acceptance_length,
+            parts_us=runs[arm.name][-1].parts_us,
         )
         for arm in arms
     ]

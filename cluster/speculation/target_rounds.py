@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -25,6 +25,7 @@ from cluster.speculation.messages import (
 from cluster.speculation.pace import Pace
 from cluster.speculation.round import Round
 from cluster.speculation.rounds import DraftClient, RoundTimes
+from cluster.speculation.stream_marks import Mark
 from cluster.speculation.watch import Watchdog
 
 _AHEAD_POLL_S: Final = 1e-4
@@ -111,6 +112,8 @@ class DeviceRounds(TargetRounds):
         self._notice = codec.encoder(memoryview(bytearray(max_notice_bytes(codec.sizes))))
         self._step = 0
         self._watchdog = Watchdog(channel)
+        self.mark: Callable[[Mark], None] = lambda _: None
+        """Called where the stream's time is to be known."""
 
     def propose(self, round: Round, block_tables: Sequence[torch.Tensor], drafts: torch.Tensor) -> None:
         deadline_s = time.monotonic() + self._deadline_s
@@ -120,11 +123,14 @@ class DeviceRounds(TargetRounds):
         self._watchdog.begin(word_of(step), deadline_s)
         self._step = step
         self._wait_until_near()
+        self.mark("begun")
         self._copier.copy(copies)
+        self.mark("encoded")
         self._channel.request(word_of(step), request.num_bytes, reply.end)
         notice = self._notice.encode(self._notice_of(round))
         self._channel.send([notice], deadline_s)
         self._channel.await_reply(word_of(step))
+        self.mark("replied")
         take_reply(
             drafts,
             last_sampled=round.last_sampled,
@@ -135,6 +141,7 @@ class DeviceRounds(TargetRounds):
             wanted=round.num_speculative_tokens,
             vocab_size=self._codec.sizes.vocab_size,
         )
+        self.mark("taken")
         self.times.rounds += 1
         self.times.request_bytes += len(notice) + sum(copy.num_bytes for copy in copies)
         self.times.reply_bytes += drafts.nbytes

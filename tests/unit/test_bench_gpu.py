@@ -1,6 +1,8 @@
 """The GPU bench's arithmetic and its refusals, with arms that answer from a script."""
 
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from cluster.bench.gpu import kv_tokens_in
 from cluster.bench.gpu_arm import ArmFacts, ArmRun
 from cluster.bench.gpu_arms import Arm, Throughput, measure, on_one_gpu, on_two_gpus, split, together
 from cluster.errors import UserError
+from cluster.speculation.stream_marks import StreamMarks
 
 ONE_GPU = ("plain", "colocated", "separate, cuda_ipc")
 
@@ -43,7 +46,7 @@ def test_arms_take_turns_with_the_same_prompts_and_the_warm_up_is_not_counted() 
     assert [one[0][0] for one in rounds] == [*ONE_GPU, "plain"]
     expected = [202.0, 203.0, 204.0]
     assert figures == [
-        Throughput(batch=2, arm=name, num_gpus=1, tokens_per_second=expected, acceptance_length=None)
+        Throughput(batch=2, arm=name, num_gpus=1, tokens_per_second=expected, acceptance_length=None, parts_us={})
         for name in ONE_GPU
     ]
     assert figures[0].median == 203.0
@@ -120,3 +123,31 @@ def test_a_dummy_pair_is_configs_alone(tmp_path: Path, shape: Shape, layers: int
     plain = dummy_settings(tmp_path, shape=shape, with_draft=False, acceptance_length=5.5)
     assert "speculative_config" not in plain.to_engine_args()
     assert logits_bytes(shape, 2) == (2 * 8 * vocabulary * 4, 2 * 7 * vocabulary * 4)
+
+
+class Event:
+    """Of a stream that passes one each microsecond."""
+
+    def __init__(self, clock: Iterator[int]) -> None:
+        self._clock = clock
+
+    def record(self) -> None:
+        self.time = next(self._clock)
+
+    def elapsed_time(self, end: "Event") -> float:
+        return (end.time - self.time) / 1e3
+
+
+def test_the_parts_of_a_round_are_between_its_marks() -> None:
+    clock = itertools.count()
+    marks = StreamMarks(lambda: Event(clock))  # type: ignore[arg-type,return-value]
+    for _ in range(3):
+        marks.mark("begun")
+        marks.mark("encoded")
+        next(clock)
+        next(clock)
+        marks.mark("replied")
+        marks.mark("taken")
+    marks.mark("begun")  # and broken off
+    assert marks.take_microseconds() == pytest.approx({"encode": 1, "wait": 3, "take": 1, "step": 6})
+    assert marks.take_microseconds() == {}
