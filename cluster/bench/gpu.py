@@ -9,7 +9,7 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Final
+from typing import Annotated, Final, get_args
 
 import typer
 from rich.console import Console
@@ -42,7 +42,7 @@ def main(
     acceptance_length: Annotated[float, typer.Option(min=1, help="Tokens a round, the target's own included.")] = 5.5,
     kv_gib: Annotated[float, typer.Option(min=1, help="Of each engine's KV cache, in GiB.")] = 12.0,
     channel: Annotated[
-        list[ChannelKind] | None,
+        list[str] | None,
         typer.Option(help="What carries the rounds of a separate draft; default: cuda_ipc, on two GPUs nccl, too."),
     ] = None,
     parts: Annotated[bool, typer.Option("--parts", help="Time the parts of a separate draft's rounds, too.")] = False,
@@ -62,7 +62,7 @@ def main(
         kv_cache_bytes=int(kv_gib * _GIB),
         with_parts=parts,
     )
-    with started(_chosen(_arms(two, channel), arm), workload) as (arms, facts):
+    with started(_chosen(_arms(two, _channels(channel)), arm), workload) as (arms, facts):
         figures = [figure for one in batches for figure in measure(arms, one, repeats)]
     logits = logits_bytes(shape, max(batches))
     if json_output:
@@ -82,9 +82,17 @@ def main(
     console.print(_memory(facts, workload, logits))
 
 
-def _arms(two: bool, channels: Sequence[ChannelKind] | None) -> list[ArmShape]:
+def _channels(names: Sequence[str] | None) -> list[ChannelKind]:
+    known = get_args(ChannelKind)
+    for name in names or ():
+        if name not in known:
+            raise UserError(f"--channel {name}", "there is no such channel", f"take one of: {', '.join(known)}")
+    return [kind for kind in known if kind in (names or ())]
+
+
+def _arms(two: bool, channels: Sequence[ChannelKind]) -> list[ArmShape]:
     if not two:
-        if channels and "nccl" in channels:
+        if "nccl" in channels:
             raise UserError("--channel nccl", "NCCL refuses two ranks on one GPU", "run it on two GPUs (--two)")
         return on_one_gpu(channels or ["cuda_ipc"])
     gpus = _visible_gpus()

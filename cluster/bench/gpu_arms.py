@@ -149,16 +149,17 @@ def _separate(channels: Sequence[ChannelKind]) -> dict[ChannelKind, str]:
 
 @contextmanager
 def started(shapes: Sequence[ArmShape], workload: Workload) -> Iterator[tuple[list[Arm], dict[str, ArmFacts]]]:
-    """All engines, one started after the other: vLLM measures the GPU's memory while it starts. The facts are by
-    engine."""
+    """All engines start at once: none measures what a GPU has left, as the KV cache's bytes are given. The facts are
+    by engine."""
     engines: dict[ArmPlan, Engine] = {}
     facts = {}
     with ExitStack() as stack:
         for plan in dict.fromkeys(plan for shape in shapes for plan in shape.plans):
-            with messages.status(f"starting {plan.name}"):
-                engines[plan] = Engine(plan, workload)
-                stack.callback(engines[plan].stop)
-                facts[plan.name] = engines[plan].facts()
+            engines[plan] = Engine(plan, workload)
+            stack.callback(engines[plan].stop)
+        for plan, engine in engines.items():
+            with messages.status(f"{plan.name} starts"):
+                facts[plan.name] = engine.facts()
         yield [Arm(shape.name, [engines[plan] for plan in shape.plans], shape.num_gpus) for shape in shapes], facts
 
 
