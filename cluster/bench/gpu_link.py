@@ -158,7 +158,8 @@ def main(
         with messages.status(f"rounds over {kind}"):
             figures += measure(kind, repeats)
     if json_output:
-        print(json.dumps({"environment": environment(), "figures": list(map(asdict, figures))}))
+        plain = [asdict(figure) | {"gb_per_second": figure.gb_per_second} for figure in figures]
+        print(json.dumps({"environment": environment(), "figures": plain}))
         return
     ways = ("copy", *_KINDS)
     table = Table("bytes", *ways, caption="µs of a round, or of a copy: median (least–greatest), and GB/s")
