@@ -70,7 +70,7 @@ class NcclOffer(ChannelOffer):
         with _closing(beside):
             unique_id = nccl_library.unique_id()
             beside.send([memoryview(unique_id)], deadline_s)
-            return NcclChannel(beside, NcclGroup(unique_id, 0, deadline_s), self.address)
+            return _joined(beside, unique_id, 0, self.address, deadline_s)
 
     def withdraw(self) -> None:
         self._beside.withdraw()
@@ -107,15 +107,15 @@ class NcclChannel(DeviceChannel):
                 "give the draft a GPU of its own, or use the cuda_ipc channel",
             )
 
-    @classmethod
-    def open(cls, address: ChannelAddress, deadline_s: float, *, host: str) -> "NcclChannel":
+    @staticmethod
+    def open(address: ChannelAddress, deadline_s: float, *, host: str) -> "NcclChannel":
         """The draft's side, on the current GPU.
 
         Raises:
             ChannelUnavailable: the offer is gone, or this GPU can't be had for it.
             ChannelError: the target has stopped halfway.
         """
-        cls.check(address)
+        NcclChannel.check(address)
         offered = _location(address).beside
         beside = ShmChannel.open(offered) if offered.kind == "shm" else GlooChannel.open(offered, deadline_s, host=host)
         with _closing(beside):
@@ -123,7 +123,7 @@ class NcclChannel(DeviceChannel):
             num_bytes = beside.recv(memoryview(unique_id), deadline_s)
             if num_bytes != nccl_library.UNIQUE_ID_BYTES:
                 raise ChannelCorrupted(f"{num_bytes} bytes are no id of an NCCL group")
-            return cls(beside, NcclGroup(bytes(unique_id[:num_bytes]), 1, deadline_s), address)
+            return _joined(beside, bytes(unique_id[:num_bytes]), 1, address, deadline_s)
 
     def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:
         return self._beside.send(parts, deadline_s)
@@ -178,6 +178,17 @@ class NcclChannel(DeviceChannel):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+
+def _joined(
+    beside: ShmChannel | GlooChannel, unique_id: bytes, rank: int, address: ChannelAddress, deadline_s: float
+) -> NcclChannel:
+    group = NcclGroup(unique_id, rank, deadline_s)
+    try:
+        return NcclChannel(beside, group, address)
+    except RuntimeError:  # there is no memory for the buffers
+        group.abort()
+        raise
 
 
 @contextmanager
