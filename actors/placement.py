@@ -71,6 +71,11 @@ class ReplicaPlaces:
         return self.draft is not None and self.draft.node_id == self.target.node_id
 
     @property
+    def have_gpus(self) -> bool:
+        """Whether each process has one."""
+        return self.draft is not None and all("GPU" in place.resources for place in (self.target, self.draft))
+
+    @property
     def share_gpus(self) -> bool:
         """Whether each process has a GPU, and reaches the other's."""
         return self.draft is not None and bool(self.target.visible_gpus and self.draft.visible_gpus)
@@ -79,17 +84,21 @@ class ReplicaPlaces:
         """What carries the rounds between the two.
 
         Raises:
-            UserError: the choice needs one host, and these are two.
+            UserError: the choice needs one host, and these are two; or a GPU for each, and there are none.
         """
         if choice == "auto":
             if not self.share_host:
-                return "gloo"
+                return "nccl" if self.have_gpus else "gloo"
             return "cuda_ipc" if self.share_gpus else "shm"
-        if choice != "gloo" and not self.share_host:
+        if choice == "nccl" and not self.have_gpus:
+            raise UserError(
+                "channel.kind is nccl", "target and draft have no GPUs", "take auto, or give the pools GPUs"
+            )
+        if choice not in ("gloo", "nccl") and not self.share_host:
             raise UserError(
                 f"channel.kind is {choice}",
                 "Ray has placed target and draft on two hosts",
-                "ask for pools.hosts: same, or take gloo or auto",
+                "ask for pools.hosts: same, or take gloo, nccl or auto",
             )
         return choice
 
@@ -218,7 +227,7 @@ def _with_gpus(places: ReplicaPlaces) -> ReplicaPlaces:
     """With what the processes must see where they share a host. Which GPUs Ray has taken for a bundle, only a process
     in it is told."""
     draft = places.draft
-    if draft is None or not places.share_host or not all("GPU" in place.resources for place in (places.target, draft)):
+    if draft is None or not places.share_host or not places.have_gpus:
         return places
     answers = [_own_gpus.options(**place.actor_options()).remote() for place in (places.target, draft)]
     return places.seeing_each_other(*(answer_of("a process with a GPU", answer) for answer in answers))

@@ -16,12 +16,13 @@ from actors.names import COORDINATOR, GATEWAY, member_name
 from actors.placement import ReplicaPlaces, place, release
 from actors.readiness import await_ready
 from actors.target import TARGET_ACTOR
+from cluster.channel.base import LOOPBACK
 from cluster.config import ClusterConfig
 from cluster.contract.facts import Role
 from cluster.control.settings import MemberSettings
 from cluster.errors import UserError
 from cluster.serving.settings import ServerSettings
-from cluster.speculation.settings import LOOPBACK, RemoteDraftSettings
+from cluster.speculation.settings import RemoteDraftSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,7 @@ class ChannelConfig:
     """What carries the rounds between a replica and its draft worker."""
 
     kind: ChannelChoice = "auto"
-    """auto: on one host cuda_ipc between GPUs and shm without, gloo between two hosts."""
+    """auto: between GPUs cuda_ipc on one host and nccl on two, without GPUs shm and gloo."""
     round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
     """For rounds of a size that hasn't been seen yet, and for all through a GPU's memory."""
     stall_limit_s: float | None = DEFAULT_STALL_LIMIT_S
@@ -163,7 +163,7 @@ class ClusterConfig:
         kind = self.channel.kind
         if self.pools.hosts == "different" and kind in ("shm", "cuda_ipc"):
             raise DocumentError(
-                "channel.kind", f"{kind} with pools.hosts: different", f"gloo or auto: {kind} ends at its host"
+                "channel.kind", f"{kind} with pools.hosts: different", f"gloo, nccl or auto: {kind} ends at its host"
             )
         if self.pools.placement == "colocated" and self.model.draft is None:
             raise DocumentError("pools.placement", "colocated without a draft", "left out, or model.draft given")

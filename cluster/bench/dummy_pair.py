@@ -6,13 +6,15 @@ For time and memory, which don't depend on the weights: how many drafts are acce
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from cluster.engine.settings import EngineSettings
 from cluster.models.draft import plan_speculation
 from cluster.models.folder import ModelFolder, open_model
 
 NUM_SPECULATIVE_TOKENS: Final = 7
+
+Shape = Literal["qwen3-8b", "gemma4-12b"]
 
 # Qwen/Qwen3-8B, and a draft of five of its layers that reads as many of its states.
 _QWEN3_8B: Final = {
@@ -46,6 +48,61 @@ _DSPARK: Final = _QWEN3_8B | {
     "enable_confidence_head": False,
 }
 
+# Gemma 4 12B: vocabulary, KV heads, window, and keys that are values in full layers, are what vLLM's issues tell of it;
+# layers, hidden and intermediate size are Gemma 3 12B's, which make 12 billion weights.
+_GEMMA4_12B: Final = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "vocab_size": 262144,
+    "hidden_size": 3840,
+    "intermediate_size": 15360,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "num_global_key_value_heads": 1,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+    "sliding_window": 1024,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8,
+    "final_logit_softcapping": 30.0,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "enable_moe_block": False,
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+_GEMMA4_DSPARK: Final = _GEMMA4_12B | {
+    "architectures": ["Gemma4DSparkModel"],
+    "num_hidden_layers": 5,
+    "layer_types": ["full_attention"] * 5,
+    "block_size": NUM_SPECULATIVE_TOKENS,
+    "num_target_layers": 48,
+    "target_layer_ids": [1, 12, 23, 34, 45],
+    "mask_token_id": 4,
+    "markov_rank": 256,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": False,
+    "tie_word_embeddings": False,
+}
+
+_PAIRS: Final[dict[Shape, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "qwen3-8b": (_QWEN3_8B, _DSPARK),
+    "gemma4-12b": (_GEMMA4_12B, _GEMMA4_DSPARK),
+}
+
+_LOGIT_BYTES: Final = 4
+"""vLLM samples from float32."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DummySettings(EngineSettings):
@@ -66,16 +123,25 @@ class DummySettings(EngineSettings):
         return arguments | {"load_format": "dummy", "skip_tokenizer_init": True}
 
 
-def dummy_settings(folder: Path, *, with_draft: bool, acceptance_length: float, **sizes: Any) -> DummySettings:
+def dummy_settings(
+    folder: Path, *, shape: Shape, with_draft: bool, acceptance_length: float, **sizes: Any
+) -> DummySettings:
     """Write the configs under `folder`; `sizes` are those of EngineOptions."""
-    target = _write(folder / "target", _QWEN3_8B, role="target")
-    speculation = plan_speculation(target, _write(folder / "draft", _DSPARK, role="draft"), None)
+    of_target, of_draft = _PAIRS[shape]
+    target = _write(folder / "target", of_target, role="target")
+    speculation = plan_speculation(target, _write(folder / "draft", of_draft, role="draft"), None)
     return DummySettings(
         target=target,
         speculation=speculation if with_draft else None,
         acceptance_length=acceptance_length,
         **sizes,
     )
+
+
+def logits_bytes(shape: Shape, batch: int) -> tuple[int, int]:
+    """Of a round's logits, the target's [B (K + 1), V] and the draft's [B K, V]."""
+    row = batch * _PAIRS[shape][0]["vocab_size"] * _LOGIT_BYTES
+    return row * (NUM_SPECULATIVE_TOKENS + 1), row * NUM_SPECULATIVE_TOKENS
 
 
 def _write(folder: Path, config: dict[str, Any], *, role: str) -> ModelFolder:

@@ -1,181 +1,171 @@
-"""`python -m cluster.bench.gpu`: the target alone, with its draft in its process, and with it in another, on one GPU.
+"""`python -m cluster.bench.gpu`: the target alone, with its draft in its process, and with it in another, on one GPU
+or, with `--two`, on two.
 
-The three run beside each other in one session and take turns, a batch each, so that what else changes hits all three.
+The arms run beside each other in one session and take turns, a batch each, so that what else changes hits them all.
 """
 
 import json
+import os
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from multiprocessing import get_context
-from typing import Annotated, Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Final, get_args
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from cluster.bench import gpu_arm
-from cluster.bench.gpu_arm import ARMS, ArmFacts, ArmName, ArmRun, Workload
+from cluster.bench.dummy_pair import Shape, logits_bytes
+from cluster.bench.environment import environment
+from cluster.bench.gpu_arm import ArmFacts, Workload
+from cluster.bench.gpu_arms import COLOCATED, ArmShape, Throughput, as_plain, measure, on_one_gpu, on_two_gpus, started
 from cluster.channel.base import ChannelKind
-from cluster.commands.terminal import DebugOption, JsonOption, command, messages
+from cluster.commands.terminal import DebugOption, JsonOption, command
 from cluster.engine.cpu import profile
 from cluster.errors import UserError
 
-_START_TIMEOUT_S: Final = 900.0
-"""To compile, and to capture graphs. On a fresh machine the imports alone take a minute."""
-
-_RUN_TIMEOUT_S: Final = 300.0
-_STOP_TIMEOUT_S: Final = 30.0
+_BATCHES: Final = (1, 8, 32, 64, 128)
 _GIB: Final = 1 << 30
-
-
-class Arm:
-    """The parent's end."""
-
-    def __init__(self, name: ArmName, workload: Workload) -> None:
-        context = get_context("spawn")
-        self.name = name
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=gpu_arm.main, args=(name, asdict(workload), theirs), name=name)
-        self._process.start()
-        theirs.close()
-
-    def facts(self) -> ArmFacts:
-        return ArmFacts(**self._answer(_START_TIMEOUT_S))
-
-    def run(self, batch: int, seed: int) -> ArmRun:
-        with suppress(BrokenPipeError):  # it has ended, which the answer says
-            self._connection.send_bytes(json.dumps({"batch": batch, "seed": seed}).encode())
-        return ArmRun(**self._answer(_RUN_TIMEOUT_S))
-
-    def stop(self) -> None:
-        with suppress(BrokenPipeError):
-            self._connection.send_bytes(b"")
-        self._process.join(_STOP_TIMEOUT_S)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-    def _answer(self, timeout_s: float) -> dict[str, Any]:
-        what, remedy = f"the arm {self.name}", "look at what it wrote last, or run with --debug"
-        if not self._connection.poll(timeout_s):
-            raise UserError(what, f"it has not answered in {timeout_s:.0f} s", remedy)
-        try:
-            answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
-        except EOFError:
-            raise UserError(what, "its process has ended", remedy) from None
-        if "error" in answer:
-            raise UserError(what, answer["error"], remedy)
-        return answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
-    """Of one arm at one batch size: tokens/s of each repeat, in their order."""
-
-    batch: int
-    arm: ArmName
-    tokens_per_second: list[float]
-    acceptance_length: float | None
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.tokens_per_second)
-
-
-@contextmanager
-def started(workload: Workload) -> Iterator[tuple[list[Arm], dict[ArmName, ArmFacts]]]:
-    """All arms at once: the workload says how much memory each one's KV cache takes, so vLLM measures none."""
-    arms: list[Arm] = []
-    try:
-        arms += [Arm(name, workload) for name in ARMS]
-        with messages.status(f"starting {', '.join(ARMS)}"):
-            facts = {arm.name: arm.facts() for arm in arms}
-        yield arms, facts
-    finally:
-        for arm in arms:
-            arm.stop()
-
-
-def measure(arms: Sequence[Arm], batch: int, repeats: int) -> list[Throughput]:
-    """Raises UserError where an arm fails: then there is nothing to compare."""
-    runs: dict[ArmName, list[ArmRun]] = {arm.name: [] for arm in arms}
-    for repeat in range(repeats + 1):
-        turn = repeat % len(arms)
-        for arm in [*arms[turn:], *arms[:turn]]:
-            with messages.status(f"batch {batch}, repeat {repeat} of {repeats}: {arm.name}"):
-                run = arm.run(batch, seed=1000 * batch + repeat)
-            if repeat:  # the first is the warm-up
-                runs[arm.name].append(run)
-    return [
-        Throughput(
-            batch=batch,
-            arm=name,
-            tokens_per_second=[run.tokens_per_second for run in of_arm],
-            acceptance_length=of_arm[-1].acceptance_length,
-        )
-        for name, of_arm in runs.items()
-    ]
 
 
 @command
 def main(
+    two: Annotated[bool, typer.Option("--two", help="On two GPUs: the draft has one of its own.")] = False,
+    shape: Annotated[Shape, typer.Option(help="Whose dimensions the pair has.")] = "qwen3-8b",
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Requests at once, one or more times; default: 1, 8, 32, 64, 128.")
     ] = None,
+    arm: Annotated[list[str] | None, typer.Option(help="Only this arm, one or more times, and colocated.")] = None,
     repeats: Annotated[int, typer.Option(min=3, help="Of each arm and batch, after a warm-up.")] = 3,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 128,
     new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     acceptance_length: Annotated[float, typer.Option(min=1, help="Tokens a round, the target's own included.")] = 5.5,
-    kv_gib: Annotated[float, typer.Option(min=1, help="Of each arm's KV cache, in GiB.")] = 12.0,
-    channel: Annotated[ChannelKind, typer.Option(help="What carries the rounds of `separate`.")] = "cuda_ipc",
+    kv_gib: Annotated[float, typer.Option(min=1, help="Of each engine's KV cache, in GiB.")] = 12.0,
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(help="What carries the rounds of a separate draft; default: cuda_ipc, on two GPUs nccl, too."),
+    ] = None,
+    parts: Annotated[bool, typer.Option("--parts", help="Time the parts of a separate draft's rounds, too.")] = False,
     json_output: JsonOption = False,
     debug: DebugOption = False,  # noqa: ARG001 - read by @command
 ) -> None:
-    """Compare a draft in a process of its own with one in the target's, and with none: Qwen3-8B, DSpark, K = 7."""
+    """Compare a draft in a process of its own with one in the target's, and with none: random weights, K = 7."""
     if profile.is_cpu_installation():
         raise UserError("this is a CPU installation", "the pair has 8 billion weights", "run it on a GPU (PROFILE=gpu)")
-    batches = batch or [1, 8, 32, 64, 128]
+    batches = batch or _BATCHES
     workload = Workload(
+        shape=shape,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         max_batch=max(batches),
         acceptance_length=acceptance_length,
         kv_cache_bytes=int(kv_gib * _GIB),
-        channel=channel,
+        with_parts=parts,
     )
-    with started(workload) as (arms, facts):
+    with started(_chosen(_arms(two, _channels(channel)), arm), workload) as (arms, facts):
         figures = [figure for one in batches for figure in measure(arms, one, repeats)]
+    logits = logits_bytes(shape, max(batches))
     if json_output:
-        memory = {name: asdict(each) for name, each in facts.items()}
-        print(json.dumps({"workload": asdict(workload), "memory": memory, "runs": list(map(asdict, figures))}))
+        document = {
+            "environment": environment(),
+            "workload": asdict(workload),
+            "memory": {name: asdict(each) for name, each in facts.items()},
+            "logits_bytes": logits,
+            "runs": [as_plain(figure) for figure in figures],
+        }
+        print(json.dumps(document))
         return
     console = Console(highlight=False)
     console.print(_speeds(figures))
-    console.print(_memory(facts))
+    if parts:
+        console.print(_parts(figures))
+    console.print(_memory(facts, workload, logits))
+
+
+def _channels(names: Sequence[str] | None) -> list[ChannelKind]:
+    known = get_args(ChannelKind)
+    for name in names or ():
+        if name not in known:
+            raise UserError(f"--channel {name}", "there is no such channel", f"take one of: {', '.join(known)}")
+    return [kind for kind in known if kind in (names or ())]
+
+
+def _arms(two: bool, channels: Sequence[ChannelKind]) -> list[ArmShape]:
+    if not two:
+        if "nccl" in channels:
+            raise UserError("--channel nccl", "NCCL refuses two ranks on one GPU", "run it on two GPUs (--two)")
+        return on_one_gpu(channels or ["cuda_ipc"])
+    gpus = _visible_gpus()
+    if len(gpus) < 2:
+        raise UserError("--two", f"this process sees {len(gpus)} GPUs", "leave it out, or run it where there are two")
+    return on_two_gpus(channels or ["cuda_ipc", "nccl"], (gpus[0], gpus[1]))
+
+
+def _chosen(arms: Sequence[ArmShape], names: Sequence[str] | None) -> list[ArmShape]:
+    known = [each.name for each in arms]
+    for name in names or ():
+        if name not in known:
+            raise UserError(f"--arm {name}", "there is no such arm", f"take one of: {'; '.join(known)}")
+    return [each for each in arms if not names or each.name in (COLOCATED, *names)]
+
+
+def _visible_gpus() -> list[str]:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
 
 
 def _speeds(figures: Sequence[Throughput]) -> Table:
-    table = Table("batch", *ARMS, "separate / colocated", "accepted + 1", caption="tokens/s: median (least–greatest)")
-    for batch in dict.fromkeys(figure.batch for figure in figures):
-        by_arm = {figure.arm: figure for figure in figures if figure.batch == batch}
-        lengths = (by_arm[arm].acceptance_length for arm in ARMS[1:])
+    table = Table(
+        "batch", "arm", "GPUs", "tokens/s", "a GPU", "of colocated", "accepted + 1", caption="median (least–greatest)"
+    )
+    colocated = {figure.batch: figure.median for figure in figures if figure.arm == COLOCATED}
+    for figure in figures:
+        length = figure.acceptance_length
         table.add_row(
-            str(batch),
-            *(_shown(by_arm[arm].tokens_per_second) for arm in ARMS),
-            f"{by_arm['separate'].median / by_arm['colocated'].median:.3f}",
-            " / ".join("-" if length is None else f"{length:.2f}" for length in reversed(list(lengths))),
+            str(figure.batch),
+            figure.arm,
+            str(figure.num_gpus),
+            _shown(figure.tokens_per_second),
+            f"{figure.median / figure.num_gpus:,.0f}",
+            f"{figure.median / colocated[figure.batch]:.3f}",
+            "-" if length is None else f"{length:.2f}",
         )
     return table
 
 
-def _memory(facts: dict[ArmName, ArmFacts]) -> Table:
-    table = Table("the target's process", "weights, GiB", "KV tokens", "allocated, GiB")
+def _parts(figures: Sequence[Throughput]) -> Table:
+    timed = [figure for figure in figures if figure.parts_us]
+    names = list(dict.fromkeys(name for figure in timed for name in figure.parts_us))
+    table = Table("batch", "arm", *names, caption="µs of a round on the target's stream: medians of the last repeat")
+    for figure in timed:
+        table.add_row(str(figure.batch), figure.arm, *(f"{figure.parts_us.get(name, 0.0):,.1f}" for name in names))
+    return table
+
+
+def _memory(facts: Mapping[str, ArmFacts], workload: Workload, logits: tuple[int, int]) -> Table:
+    of_target, of_draft = (f"{num_bytes / _GIB:.2f}" for num_bytes in logits)
+    table = Table(
+        "the target's process",
+        "weights, GiB",
+        "KV tokens",
+        "in colocated's memory",
+        "allocated, GiB",
+        caption=f"logits of the largest round, GiB: {of_target} at the target, {of_draft} at the draft",
+    )
     for name, each in facts.items():
         gib = [f"{num_bytes / _GIB:.2f}" for num_bytes in (each.weight_bytes, each.allocated_bytes)]
-        table.add_row(name, gib[0], f"{each.kv_tokens:,}", gib[1])
+        tokens = kv_tokens_in(facts[COLOCATED], each, workload.kv_cache_bytes)
+        table.add_row(name, gib[0], f"{each.kv_tokens:,}", f"{tokens:,}", gib[1])
     return table
+
+
+def kv_tokens_in(whole: ArmFacts, each: ArmFacts, kv_cache_bytes: int) -> int:
+    """KV tokens that `each` has room for if it takes as much memory for weights and KV as `whole` does."""
+    return int(each.kv_tokens * (1 + (whole.weight_bytes - each.weight_bytes) / kv_cache_bytes))
 
 
 def _shown(values: Sequence[float]) -> str:

@@ -5,33 +5,59 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from cluster.bench.dummy_pair import dummy_settings
+from cluster.bench.dummy_pair import Shape, dummy_settings
 from cluster.channel.base import ChannelKind
 from cluster.engine.in_process import Completion, GenerationRequest, InProcessEngine
 from cluster.engine.separate import SeparateEngine
 from cluster.errors import UserError
 
-ArmName = Literal["plain", "colocated", "separate"]
-ARMS: Final[tuple[ArmName, ...]] = ("plain", "colocated", "separate")
+if TYPE_CHECKING:
+    from cluster.speculation.stream_marks import StreamMarks
+
+ArmKind = Literal["plain", "colocated", "separate"]
 
 _TOKEN_IDS: Final = range(1000, 100_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmPlan:
+    """`gpus` as in CUDA_VISIBLE_DEVICES: the engine's, and behind it its draft's, if that has its own; where there are
+    none, all is on the first that this process sees. `channel` is for a separate draft."""
+
+    name: str
+    kind: ArmKind
+    gpus: tuple[str, ...] = ()
+    channel: ChannelKind = "cuda_ipc"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the engine's process, before it starts."""
+        return _seeing(self.gpus)
+
+    @property
+    def draft_environment(self) -> dict[str, str]:
+        """CUDA IPC wants both sides to see both GPUs."""
+        return _seeing(self.gpus[::-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """The same for all arms. `kv_cache_bytes` are the target's, with a colocated draft's."""
 
+    shape: Shape
     prompt_tokens: int
     new_tokens: int
     max_batch: int
     acceptance_length: float
     kv_cache_bytes: int
-    channel: ChannelKind
+    with_parts: bool
+    """Time the parts of a round, by events on the stream, where the draft has a process of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,37 +77,44 @@ class ArmRun:
     tokens_per_second: float
     rounds: int | None
     acceptance_length: float | None
+    parts_us: dict[str, float] = field(default_factory=dict)
+    """Medians of the parts of a round on the target's stream, where they were timed."""
 
 
-# A gpu's memory is shared by all arms, and vLLM refuses to start with less free than this share of it.
-_SHARE: Final = 0.25
+# A GPU's memory is shared by several arms, and vLLM refuses to start with less free than this share of it. How much it
+# takes is `kv_cache_bytes`' business.
+_SHARE: Final = 0.1
 
 
-def main(name: ArmName, workload: dict[str, Any], connection: Connection) -> None:
+def main(plan: ArmPlan, workload: Workload, connection: Connection) -> None:
     """Answer with the facts, then each batch size with its run, as JSON, until an empty message comes."""
-    plan = Workload(**workload)
     try:
-        with tempfile.TemporaryDirectory(prefix="dspark-bench-") as folder, _engine(name, plan, Path(folder)) as engine:
+        with (
+            tempfile.TemporaryDirectory(prefix="dspark-bench-") as folder,
+            _engine(plan, workload, Path(folder)) as engine,
+        ):
+            marks = _marks(engine) if workload.with_parts else None
             _send(connection, asdict(_facts(engine)))
             while message := connection.recv_bytes():
-                _send(connection, asdict(_run(engine, plan, **json.loads(message))))
+                _send(connection, asdict(_run(engine, workload, marks, **json.loads(message))))
     except UserError as error:
         _send(connection, {"error": str(error)})
 
 
-def _engine(name: ArmName, plan: Workload, folder: Path) -> InProcessEngine:
+def _engine(plan: ArmPlan, workload: Workload, folder: Path) -> InProcessEngine:
     settings = dummy_settings(
         folder,
-        with_draft=name != "plain",
-        acceptance_length=plan.acceptance_length,
-        max_model_len=plan.prompt_tokens + plan.new_tokens + 64,
-        max_num_seqs=plan.max_batch,
+        shape=workload.shape,
+        with_draft=plan.kind != "plain",
+        acceptance_length=workload.acceptance_length,
+        max_model_len=workload.prompt_tokens + workload.new_tokens + 64,
+        max_num_seqs=workload.max_batch,
         max_num_batched_tokens=8192,
-        kv_cache_bytes=plan.kv_cache_bytes,
+        kv_cache_bytes=workload.kv_cache_bytes,
         gpu_memory_utilization=_SHARE,
     )
-    if name == "separate":
-        return SeparateEngine(settings, channel=plan.channel)
+    if plan.kind == "separate":
+        return SeparateEngine(settings, channel=plan.channel, draft_environment=plan.draft_environment)
     return InProcessEngine(settings)
 
 
@@ -98,12 +131,35 @@ def _facts(engine: InProcessEngine) -> ArmFacts:
     )
 
 
-def _run(engine: InProcessEngine, plan: Workload, *, batch: int, seed: int) -> ArmRun:
+def _marks(engine: InProcessEngine) -> "StreamMarks | None":
+    import torch
+
+    from cluster.speculation.stream_marks import StreamMarks
+    from cluster.speculation.target_rounds import DeviceRounds
+
+    rounds = engine.speculator.rounds if isinstance(engine, SeparateEngine) else None
+    if not isinstance(rounds, DeviceRounds):
+        return None
+    marks = StreamMarks(partial(torch.cuda.Event, enable_timing=True))
+    rounds.mark = marks.mark
+    return marks
+
+
+def _parts_us(marks: "StreamMarks | None") -> dict[str, float]:
+    if marks is None:
+        return {}
+    import torch
+
+    torch.cuda.synchronize()  # or the last events have no time
+    return marks.take_microseconds()
+
+
+def _run(engine: InProcessEngine, workload: Workload, marks: "StreamMarks | None", *, batch: int, seed: int) -> ArmRun:
     source = random.Random(seed)  # other prompts each time: none is in the prefix cache
     requests = [
         GenerationRequest(
-            prompt_token_ids=tuple(source.choices(_TOKEN_IDS, k=plan.prompt_tokens)),
-            max_tokens=plan.new_tokens,
+            prompt_token_ids=tuple(source.choices(_TOKEN_IDS, k=workload.prompt_tokens)),
+            max_tokens=workload.new_tokens,
             ignore_eos=True,
         )
         for _ in range(batch)
@@ -115,7 +171,12 @@ def _run(engine: InProcessEngine, plan: Workload, *, batch: int, seed: int) -> A
         raise UserError("the draft was lost", engine.speculator.lost, "look at what its process wrote last")
     rounds, acceptance_length = _acceptance(completions)
     tokens = sum(len(completion.token_ids) for completion in completions)
-    return ArmRun(tokens_per_second=tokens / took_s, rounds=rounds, acceptance_length=acceptance_length)
+    return ArmRun(
+        tokens_per_second=tokens / took_s,
+        rounds=rounds,
+        acceptance_length=acceptance_length,
+        parts_us=_parts_us(marks),
+    )
 
 
 def _acceptance(completions: Sequence[Completion]) -> tuple[int, float] | tuple[None, None]:
@@ -124,6 +185,10 @@ def _acceptance(completions: Sequence[Completion]) -> tuple[int, float] | tuple[
         return None, None
     total = sum(figures[1:], start=figures[0])
     return total.rounds, total.acceptance_length
+
+
+def _seeing(gpus: Sequence[str]) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
 
 def _send(connection: Connection, plain: dict[str, Any]) -> None:

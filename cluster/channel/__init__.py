@@ -2,7 +2,8 @@
 
 A `Channel` carries whole messages in both directions between two processes, and nothing else: what a message says is
 `cluster.speculation.messages`' business. One side makes an offer and sends its address over the control connection;
-the other opens it. `shm` connects two processes of one host, `gloo` any two, `cuda_ipc` the GPUs of one host.
+the other opens it. `shm` connects two processes of one host, `gloo` any two, `cuda_ipc` the GPUs of one host, `nccl`
+any two GPUs.
 """
 
 from cluster.channel.base import Channel, ChannelAddress, ChannelKind, ChannelOffer, ChannelStatistics

@@ -4,12 +4,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from cluster.contract.codec import from_plain, parse, to_plain, to_text
 from cluster.contract.errors import require_positive
 
-ChannelKind = Literal["shm", "gloo", "cuda_ipc"]
+ChannelKind = Literal["shm", "gloo", "cuda_ipc", "nccl"]
+
+LOOPBACK: Final = "127.0.0.1"
+"""A host's address where the peer is on it, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +21,7 @@ class ChannelAddress:
 
     kind: ChannelKind
     location: str
-    """shm: the segment's name. gloo: host:port/token. cuda_ipc: a document of its own."""
+    """shm: the segment's name. gloo: host:port/token. cuda_ipc, nccl: documents of their own."""
     num_slots: int
     """Messages that may wait in each direction; a further `send` waits for the receiver."""
     max_bytes_from_offerer: int

@@ -123,6 +123,10 @@ class GlooChannel(Channel):
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
 
+    def gone(self) -> ChannelError | None:
+        """Why there is nobody to talk to, if so."""
+        return self._outgoing.error
+
     def _send_all(self) -> None:
         header = torch.tensor([_MAGIC, 0], dtype=torch.int64)
         try:

@@ -8,14 +8,16 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from enum import IntEnum
+from typing import Final
 
 import torch
 
 from cluster.channel import cuda_driver
 from cluster.channel.base import ChannelAddress, ChannelOffer
-from cluster.channel.device import ANSWERED_OFFSET, DeviceChannel, Flag
+from cluster.channel.device import ANSWERED_OFFSET, DeviceChannel
 from cluster.channel.errors import ChannelError, ChannelUnavailable
+from cluster.channel.gpu import current_gpu, current_stream, uuid_of
 from cluster.channel.segment import SharedSegment, creator_of, open_descriptor, unlink
 from cluster.channel.shm import ShmChannel, ShmOffer
 from cluster.contract.codec import from_plain, parse, to_plain, to_text
@@ -27,6 +29,13 @@ _ALIGNMENT: Final = 256
 
 _UNUSED_BYTES: Final = 1
 """The draft sends no messages; a ring has room for one all the same."""
+
+
+class _Flag(IntEnum):
+    """Words of 32 bits, each set to a round's step."""
+
+    REQUEST = 0
+    REPLY = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +58,7 @@ class CudaIpcOffer(ChannelOffer):
 
         Raises ChannelUnavailable where there is no GPU, or shared memory can't be had.
         """
-        device = _current_device()
+        device = current_gpu("cuda_ipc", otherwise="shm")
         self._ring = ShmOffer(max_send_bytes=max_notice_bytes, max_receive_bytes=_UNUSED_BYTES, num_slots=num_slots)
         try:
             self._flags = _Flags(SharedSegment.create(mmap.PAGESIZE))
@@ -57,7 +66,7 @@ class CudaIpcOffer(ChannelOffer):
         except RuntimeError as error:
             raise ChannelUnavailable("the cuda_ipc channel", str(error), "use the shm channel") from error
         location = _Location(
-            gpu=_uuid(device),
+            gpu=uuid_of(device),
             handle=cuda_driver.export(self._buffers.address).hex(),
             flags=self._flags.segment.name,
             ring=self._ring.address,
@@ -145,26 +154,37 @@ class CudaIpcChannel(DeviceChannel):
             self._flags.close()
             self._buffers.close()
 
-    def write(self, flag: Flag, step: int) -> None:
-        cuda_driver.stream_write(_stream(), self._flags.address(flag), step)
+    def request(self, step: int, num_bytes: int, reply_bytes: int) -> None:  # noqa: ARG002 - it is read where it lies
+        self._write(_Flag.REQUEST, step)
 
-    def wait(self, flag: Flag, step: int) -> None:
-        cuda_driver.stream_wait(_stream(), self._flags.address(flag), step)
+    def await_request(self, step: int, num_bytes: int) -> None:  # noqa: ARG002
+        self._wait(_Flag.REQUEST, step)
 
-    def write_answered(self, step: int) -> None:
-        cuda_driver.stream_write(_stream(), self.reply_address + ANSWERED_OFFSET, step)
+    def reply(self, step: int, num_bytes: int) -> None:  # noqa: ARG002
+        cuda_driver.stream_write(current_stream(), self.reply_address + ANSWERED_OFFSET, step)
+        self._write(_Flag.REPLY, step)
 
-    def read(self, flag: Flag) -> int:
-        return self._flags.read(flag)
+    def await_reply(self, step: int) -> None:
+        self._wait(_Flag.REPLY, step)
+
+    @property
+    def replied(self) -> int:
+        return self._flags.read(_Flag.REPLY)
 
     def release(self, step: int) -> None:
-        self._flags.write(Flag.REPLY, step)
+        self._flags.write(_Flag.REPLY, step)
 
     def gone(self) -> ChannelError | None:
         return self._ring.gone()
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+    def _write(self, flag: _Flag, step: int) -> None:
+        cuda_driver.stream_write(current_stream(), self._flags.address(flag), step)
+
+    def _wait(self, flag: _Flag, step: int) -> None:
+        cuda_driver.stream_wait(current_stream(), self._flags.address(flag), step)
 
 
 class _Flags:
@@ -174,13 +194,13 @@ class _Flags:
         self.segment = segment
         self._mapped = cuda_driver.register_host_memory(segment.address(0), mmap.PAGESIZE)
 
-    def address(self, flag: Flag) -> int:
+    def address(self, flag: _Flag) -> int:
         return self._mapped + flag * _LINE_BYTES
 
-    def read(self, flag: Flag) -> int:
+    def read(self, flag: _Flag) -> int:
         return self.segment.words[flag * _LINE_BYTES // 4]
 
-    def write(self, flag: Flag, value: int) -> None:
+    def write(self, flag: _Flag, value: int) -> None:
         self.segment.words[flag * _LINE_BYTES // 4] = value
 
     def close(self) -> None:
@@ -220,34 +240,19 @@ def _reply_offset(request_bytes: int) -> int:
     return -(-request_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _current_device() -> int:
-    if not torch.cuda.is_available():
-        raise ChannelUnavailable("the cuda_ipc channel", "this process has no GPU", "use the shm channel")
-    device: int = torch.cuda.current_device()
-    return device
-
-
-def _uuid(device: int) -> str:
-    return str(torch.cuda.get_device_properties(device).uuid)
-
-
 def _require_reachable(gpu: str) -> None:
     """That this process's GPU is that one, or can read and write its memory."""
-    own = _current_device()
-    if _uuid(own) == gpu:
+    own = current_gpu("cuda_ipc", otherwise="shm")
+    if uuid_of(own) == gpu:
         return
-    there = [device for device in range(torch.cuda.device_count()) if _uuid(device) == gpu]
+    there = [device for device in range(torch.cuda.device_count()) if uuid_of(device) == gpu]
     if not there:
         raise _unreachable(gpu, "this process doesn't see that GPU: CUDA_VISIBLE_DEVICES must name both")
     if not torch.cuda.can_device_access_peer(own, there[0]):
-        raise _unreachable(gpu, f"GPU {_uuid(own)} has no peer access to it")
+        raise _unreachable(gpu, f"GPU {uuid_of(own)} has no peer access to it")
 
 
 def _unreachable(gpu: str, why: str) -> ChannelUnavailable:
     return ChannelUnavailable(
         f"the target's memory on GPU {gpu}", why, "use the shm channel, which goes through the CPU"
     )
-
-
-def _stream() -> Any:
-    return torch.cuda.current_stream().cuda_stream

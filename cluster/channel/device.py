@@ -1,18 +1,18 @@
 """A channel that has device memory beside it: tensors go through that, and the two sides' streams wait for each other.
 
-    request buffer  ──▶  the target's stream writes, then sets REQUEST to the round's step
+    request buffer  ──▶  the target's stream writes it, and lets the draft have it (`request`)
     notice          ──▶  what the CPU knows, as a message of the channel
-                         the draft's stream waits for REQUEST, reads, drafts
-    reply buffer    ◀──  the draft's stream writes, sets ANSWERED to the step, then REPLY
-                         the target's stream waits for REPLY, and takes the reply if ANSWERED is the step
+                         the draft's stream waits for the request (`await_request`), reads, drafts
+    reply buffer    ◀──  the draft's stream writes it, sets ANSWERED to the step, and lets it go (`reply`)
+                         the target's stream waits for REPLY (`await_reply`), and takes the reply if ANSWERED is right
 
 REPLY is a word of host memory that the CPU can set, too: it ends the wait for a draft that is late or dead. The stream
 then finds ANSWERED, in device memory, as it was, and knows that there is no reply. A round's buffers are free for the
-next as soon as the target's stream has passed REPLY, so one of each is enough.
+next as soon as the target's stream has passed REPLY, so one of each is enough. Between buffers of their own a reply may
+be cut off behind its ANSWERED: then its tokens are none, which is found, or any, which costs speed alone.
 """
 
 from abc import abstractmethod
-from enum import IntEnum
 from typing import Final
 
 from cluster.channel.base import Channel
@@ -28,13 +28,6 @@ most."""
 _WORD: Final = 1 << 32
 
 
-class Flag(IntEnum):
-    """Words of 32 bits."""
-
-    REQUEST = 0
-    REPLY = 1
-
-
 def word_of(step: int) -> int:
     return step % _WORD
 
@@ -45,31 +38,47 @@ def has_reached(word: int, step: int) -> bool:
 
 
 class DeviceChannel(Channel):
-    """Addresses are of the device. `write` and `wait` are put on the current stream, and return at once."""
+    """Addresses are of this side's device, and steps words of 32 bits.
+
+    The four that make a round are put on the current stream, and return at once. A buffer's bytes are counted from its
+    start, and both sides give the same numbers.
+    """
 
     request_address: int
     reply_address: int
 
     @abstractmethod
-    def write(self, flag: Flag, step: int) -> None:
-        """Set the flag when the stream gets here; what it wrote before is then there for whoever sees it."""
+    def request(self, step: int, num_bytes: int, reply_bytes: int) -> None:
+        """When the stream gets here, the first `num_bytes` of the request are written: the draft may have them. Its
+        reply will have `reply_bytes`.
+
+        Raises ChannelError where there is nobody to have them.
+        """
 
     @abstractmethod
-    def wait(self, flag: Flag, step: int) -> None:
-        """Let the stream go on when the flag has reached the step."""
+    def await_request(self, step: int, num_bytes: int) -> None:
+        """Let the stream go on when the request is there. Raises ChannelError where none can come."""
 
     @abstractmethod
-    def write_answered(self, step: int) -> None:
-        """As `write`, of the word ANSWERED."""
+    def reply(self, step: int, num_bytes: int) -> None:
+        """When the stream gets here, the reply is written, but for ANSWERED: the target may have it.
+
+        Raises ChannelError where there is nobody to have it.
+        """
 
     @abstractmethod
-    def read(self, flag: Flag) -> int:
-        """What the flag is now. From any thread."""
+    def await_reply(self, step: int) -> None:
+        """Let the stream go on when REPLY has reached the step."""
+
+    @property
+    @abstractmethod
+    def replied(self) -> int:
+        """What REPLY is now. From any thread of the target."""
 
     @abstractmethod
     def release(self, step: int) -> None:
-        """Set REPLY now, from any thread and on no stream: a stream that waits for this step or an earlier one goes
-        on."""
+        """Set REPLY now, from any thread of the target and on no stream: a stream that waits for this step or an
+        earlier one goes on. There are no rounds afterwards."""
 
     @abstractmethod
     def gone(self) -> ChannelError | None:

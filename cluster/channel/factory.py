@@ -1,6 +1,6 @@
 """A channel by its kind. What a kind needs is imported when it is used: shm does without torch."""
 
-from cluster.channel.base import Channel, ChannelAddress, ChannelKind, ChannelOffer
+from cluster.channel.base import LOOPBACK, Channel, ChannelAddress, ChannelKind, ChannelOffer
 
 # Two: one message is on its way at a time, and a late one must not hold up the next.
 DEFAULT_NUM_SLOTS = 2
@@ -13,12 +13,12 @@ def offer_channel(
     max_receive_bytes: int,
     max_notice_bytes: int = 0,
     num_slots: int = DEFAULT_NUM_SLOTS,
-    host: str = "127.0.0.1",
+    host: str = LOOPBACK,
 ) -> ChannelOffer:
     """Offer a channel; its `address` goes to the peer, which opens it.
 
     `host` is the address of this host that the peer reaches it under, and for gloo the only one that is listened on.
-    `max_notice_bytes` is for cuda_ipc, whose messages are notices beside what goes through device memory.
+    `max_notice_bytes` is for cuda_ipc and nccl, whose messages are notices beside what goes through device memory.
 
     Raises:
         ChannelUnavailable: this kind can't be had here; says why and what else there is.
@@ -36,6 +36,16 @@ def offer_channel(
             max_notice_bytes=max_notice_bytes,
             num_slots=num_slots,
         )
+    if kind == "nccl":
+        from cluster.channel.nccl import NcclOffer
+
+        return NcclOffer(
+            max_send_bytes=max_send_bytes,
+            max_receive_bytes=max_receive_bytes,
+            max_notice_bytes=max_notice_bytes,
+            num_slots=num_slots,
+            host=host,
+        )
     from cluster.channel.collective import GlooOffer
 
     return GlooOffer(max_send_bytes=max_send_bytes, max_receive_bytes=max_receive_bytes, num_slots=num_slots, host=host)
@@ -51,9 +61,13 @@ def check_channel(address: ChannelAddress) -> None:
         from cluster.channel.cuda_ipc import CudaIpcChannel
 
         CudaIpcChannel.check(address)
+    elif address.kind == "nccl":
+        from cluster.channel.nccl import NcclChannel
+
+        NcclChannel.check(address)
 
 
-def open_channel(address: ChannelAddress, deadline_s: float, *, host: str = "127.0.0.1") -> Channel:
+def open_channel(address: ChannelAddress, deadline_s: float, *, host: str = LOOPBACK) -> Channel:
     """Open what the peer offered. `host` is this host's own address, as the peer reaches it.
 
     Raises:
@@ -68,6 +82,10 @@ def open_channel(address: ChannelAddress, deadline_s: float, *, host: str = "127
         from cluster.channel.cuda_ipc import CudaIpcChannel
 
         return CudaIpcChannel.open(address)
+    if address.kind == "nccl":
+        from cluster.channel.nccl import NcclChannel
+
+        return NcclChannel.open(address, deadline_s, host=host)
     from cluster.channel.collective import GlooChannel
 
     return GlooChannel.open(address, deadline_s, host=host)

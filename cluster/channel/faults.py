@@ -96,7 +96,7 @@ class Faults:
         if not self._is_possible:
             return channel
         if isinstance(channel, DeviceChannel):
-            raise UserError("faults", "the cuda_ipc channel has none to offer", "use shm or gloo, or leave them out")
+            raise UserError("faults", "a channel between GPUs has none to offer", "use shm or gloo, or leave them out")
         return _FaultyChannel(channel, self)
 
     def due(self, message: Message) -> MessageFault | None:

@@ -23,6 +23,11 @@ class SlotQueue:
         self._changed = threading.Condition()
 
     @property
+    def error(self) -> ChannelError | None:
+        """What it ended with."""
+        return self._error
+
+    @property
     def filling(self) -> int:
         return self._num_filled % self._num_slots
 

@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,13 +26,19 @@ class ChildProcess:
     The process's standard input stays open until `stop`, so that it can tell when this process has ended.
     """
 
-    def __init__(self, name: str, module: str, settings: dict[str, Any]) -> None:
-        """Start `python -m module`, and don't wait for it."""
+    def __init__(
+        self, name: str, module: str, settings: dict[str, Any], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start `python -m module`, and don't wait for it. `environment` goes over this process's."""
         self._name = name
         self._acknowledged, theirs = os.pipe()
         try:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", module], stdin=subprocess.PIPE, bufsize=0, pass_fds=[theirs]
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=[theirs],
+                env=os.environ | dict(environment or {}),
             )
         finally:
             os.close(theirs)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from cluster.control.child_process import ChildProcess
@@ -20,14 +21,17 @@ STEADY_AFTER_S: Final = 60.0
 class SupervisedProcess:
     """As a ChildProcess, and after its first start kept there until `stop`."""
 
-    def __init__(self, name: str, module: str, settings: dict[str, Any]) -> None:
-        """Start `python -m module`, and don't wait for it."""
+    def __init__(
+        self, name: str, module: str, settings: dict[str, Any], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """As of a ChildProcess: start it, and don't wait for it."""
         self._name = name
         self._module = module
         self._settings = settings
+        self._environment = environment
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._child = ChildProcess(name, module, settings)
+        self._child = ChildProcess(name, module, settings, environment)
         self._thread: threading.Thread | None = None
         self.restarts = 0
 
@@ -66,7 +70,7 @@ class SupervisedProcess:
                 if self._stopped.is_set():
                     return
                 self._child.stop(0)
-                self._child = ChildProcess(self._name, self._module, self._settings)
+                self._child = ChildProcess(self._name, self._module, self._settings, self._environment)
             self.restarts += 1
             try:
                 self._child.await_start()

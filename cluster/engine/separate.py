@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,13 +49,14 @@ class SeparateEngine(InProcessEngine):
         stall_limit_s: float | None = None,
         start_timeout_s: float = DEFAULT_START_TIMEOUT_S,
         draft_module: str = DRAFT_MODULE,
+        draft_environment: Mapping[str, str] | None = None,
         draft_trace: Path | None = None,
         faults: FaultsConfig | None = None,
     ) -> None:
         """`start_timeout_s` is for each thing that one side waits for on the other until they serve, such as to load
         its weights; `stall_limit_s` and `faults` are as in RemoteDraftSettings. `draft_module` is what the draft's
-        process runs; tests have one that misbehaves.
-        `draft_trace` is where the draft leaves a trace of its rounds when it ends.
+        process runs; tests have one that misbehaves. `draft_environment` goes over this process's, such as for the
+        GPUs that it sees. `draft_trace` is where the draft leaves a trace of its rounds when it ends.
 
         Raises:
             UserError: the pair can't be started. ContractError is one: neither side has allocated its KV cache then.
@@ -75,7 +77,7 @@ class SeparateEngine(InProcessEngine):
             "trace": None if draft_trace is None else str(draft_trace),
             "faults": to_plain(faults),
         }
-        self._draft = SupervisedProcess("draft", draft_module, draft_settings)
+        self._draft = SupervisedProcess("draft", draft_module, draft_settings, draft_environment)
         remote = RemoteDraftSettings(
             member=target,
             channel=channel,

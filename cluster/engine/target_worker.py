@@ -37,6 +37,7 @@ _KV_EXPORTS: Final[Mapping[ChannelKind, tuple[KVSharing, ...]]] = {
     "shm": ("map", "mirror"),
     "gloo": ("mirror",),
     "cuda_ipc": ("map",),
+    "nccl": ("mirror",),
 }
 """How a draft at the other end of each channel can read the target's KV."""
 

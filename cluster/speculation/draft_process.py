@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 from dspark.v1.control_pb2 import EngineSizes
 
 from cluster.channel import Channel
+from cluster.channel.base import LOOPBACK
 from cluster.channel.device import DeviceChannel
 from cluster.channel.faults import Faults, FaultsConfig
 from cluster.contract.codec import from_plain
@@ -28,7 +29,6 @@ from cluster.engine.version import require_supported_vllm, vllm_release
 from cluster.errors import UserError
 from cluster.speculation.messages import MessageCodec
 from cluster.speculation.pairing import open_rounds
-from cluster.speculation.settings import LOOPBACK
 
 if TYPE_CHECKING:
     from cluster.speculation.hosted import HostedSpeculator

@@ -8,12 +8,13 @@ import torch
 from numpy.typing import NDArray
 
 from cluster.channel import Channel, ChannelError
-from cluster.channel.device import MAX_ROUNDS_AHEAD, DeviceChannel, Flag, word_of
+from cluster.channel.device import MAX_ROUNDS_AHEAD, DeviceChannel, word_of
 from cluster.speculation.device_kernels import Copier, Copy, copy_into, copy_of
 from cluster.speculation.hosted import HostedSpeculator
 from cluster.speculation.message_server import serve
 from cluster.speculation.messages import (
     DeviceLayout,
+    Layout,
     MessageCodec,
     MessageError,
     ProposeRequest,
@@ -90,7 +91,6 @@ class DeviceDraft:
         self._codec = codec
         self._epoch = epoch
         self._layout = DeviceLayout(codec.sizes)
-        self._reply = channel.reply_address + reply_section(codec.sizes).offset
         self._inputs = _inputs(self._layout, codec.sizes, hosted)
         num_copies = sum(map(len, self._inputs.values()))
         # The target is no further ahead of its own stream, and so of this one, than this.
@@ -104,27 +104,27 @@ class DeviceDraft:
             try:
                 num_bytes = self._channel.recv(buffer, math.inf)
                 notice = self._codec.decode(buffer[:num_bytes])
+                if not isinstance(notice, RoundNotice) or notice.epoch != self._epoch:
+                    return f"a {type(notice).__name__} of epoch {notice.epoch} came in epoch {self._epoch}"
+                self._answer(notice)
             except (ChannelError, MessageError) as error:
                 return str(error)
-            if not isinstance(notice, RoundNotice) or notice.epoch != self._epoch:
-                return f"a {type(notice).__name__} of epoch {notice.epoch} came in epoch {self._epoch}"
-            self._answer(notice)
 
     def _answer(self, notice: RoundNotice) -> None:
-        step = word_of(notice.step)
-        self._channel.wait(Flag.REQUEST, step)
-        self._copier_in.copy(self._copies(notice))
+        step, request = word_of(notice.step), self._layout.of(notice.num_reqs, notice.num_tokens)
+        reply = reply_section(self._codec.sizes, notice.num_reqs)
+        self._channel.await_request(step, request.num_bytes)
+        self._copier_in.copy(self._copies(request))
         drafts = self._hosted.propose(self._round(notice))
-        self._copier_out.copy([copy_of(self._reply, drafts)])
-        self._channel.write_answered(step)
-        self._channel.write(Flag.REPLY, step)
+        self._copier_out.copy([copy_of(self._channel.reply_address + reply.offset, drafts)])
+        self._channel.reply(step, reply.end)
 
-    def _copies(self, notice: RoundNotice) -> list[Copy]:
+    def _copies(self, request: Layout) -> list[Copy]:
         return [
             copy_into(tensor, self._channel.request_address + section.offset, section.num_bytes)
-            for section in self._layout.sections(notice.num_reqs, notice.num_tokens)
+            for section in request.sections
             if section.num_bytes
-            for tensor in self._inputs[section.name]
+            for tensor in self._inputs[section.tensor.name]
         ]
 
     def _round(self, notice: RoundNotice) -> Round:
@@ -157,8 +157,7 @@ def _inputs(layout: DeviceLayout, sizes: RoundSizes, hosted: HostedSpeculator) -
     inputs: dict[str, tuple[torch.Tensor, ...]] = {
         f"block_tables[{i}]": tables for i, tables in enumerate(hosted.block_tables)
     }
-    for section in layout.largest.sections:
-        tensor = section.tensor
+    for tensor in layout.tensors:
         if tensor.name not in inputs:
             name = sizes.hidden_dtype if tensor.name == "hidden_states" else tensor.dtype.name
             buffer = torch.empty(tensor.shape, dtype=getattr(torch, name), device=hosted.device)

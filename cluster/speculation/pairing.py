@@ -8,6 +8,7 @@ from typing import Final
 from dspark.v1 import control_pb2
 
 from cluster.channel import Channel, ChannelAddress, ChannelError, check_channel, offer_channel, open_channel
+from cluster.channel.base import LOOPBACK
 from cluster.contract.codec import from_plain, to_plain
 from cluster.contract.contract import KVContract
 from cluster.contract.errors import ContractError
@@ -15,7 +16,7 @@ from cluster.control.member import Member
 from cluster.control.refusals import ControlError
 from cluster.speculation.handshake import round_sizes, tables
 from cluster.speculation.messages import MessageCodec, max_notice_bytes, max_reply_bytes, max_request_bytes
-from cluster.speculation.settings import LOOPBACK, RemoteDraftSettings
+from cluster.speculation.settings import RemoteDraftSettings
 
 OPEN_TIMEOUT_S: Final = 30.0
 """For a process that has said that it opens the channel to do it."""

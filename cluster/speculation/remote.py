@@ -76,6 +76,11 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         return self._lost
 
     @property
+    def rounds(self) -> TargetRounds | None:
+        """Of the draft that answers; None while there is none."""
+        return None if self._draft is None else self._draft.rounds
+
+    @property
     def draft_epoch(self) -> int:
         """Of the draft that answers, or would in a step of its epoch; 0 while there is none."""
         draft = self._next or self._draft

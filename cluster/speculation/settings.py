@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cluster.channel.base import ChannelKind
+from cluster.channel.base import LOOPBACK, ChannelKind
 from cluster.channel.faults import FaultsConfig
 from cluster.contract.codec import from_plain, to_plain
 from cluster.control.settings import MemberSettings
 
 REMOTE_DRAFT: Final = "remote_draft"
 """Key of vLLM's `additional_config`: an engine that has it asks a RemoteSpeculator for its drafts."""
-
-LOOPBACK: Final = "127.0.0.1"
 
 DEFAULT_ROUND_DEADLINE_S: Final = 30.0
 """A draft's first rounds compile its kernels, and a CPU's interpreter takes seconds for a long prompt."""

@@ -2,17 +2,18 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 from numpy.typing import NDArray
 
 from cluster.channel import Channel, ChannelClosed
-from cluster.channel.device import ANSWERED_OFFSET, MAX_ROUNDS_AHEAD, DeviceChannel, Flag, has_reached, word_of
+from cluster.channel.device import ANSWERED_OFFSET, MAX_ROUNDS_AHEAD, DeviceChannel, has_reached, word_of
 from cluster.speculation.device_kernels import Copier, Copy, copy_of, take_reply
 from cluster.speculation.messages import (
     DeviceLayout,
+    Layout,
     MessageCodec,
     MessageError,
     ProposeReply,
@@ -24,6 +25,7 @@ from cluster.speculation.messages import (
 from cluster.speculation.pace import Pace
 from cluster.speculation.round import Round
 from cluster.speculation.rounds import DraftClient, RoundTimes
+from cluster.speculation.stream_marks import Mark
 from cluster.speculation.watch import Watchdog
 
 _AHEAD_POLL_S: Final = 1e-4
@@ -106,34 +108,40 @@ class DeviceRounds(TargetRounds):
         self._epoch = epoch
         self._deadline_s = deadline_s
         self._layout = DeviceLayout(codec.sizes)
-        self._reply = channel.reply_address + reply_section(codec.sizes).offset
-        num_copies = len(self._layout.largest.sections)
-        self._copier = Copier(device, max_copies=num_copies, num_tables=MAX_ROUNDS_AHEAD)
+        self._copier = Copier(device, max_copies=len(self._layout.tensors), num_tables=MAX_ROUNDS_AHEAD)
         self._notice = codec.encoder(memoryview(bytearray(max_notice_bytes(codec.sizes))))
         self._step = 0
         self._watchdog = Watchdog(channel)
+        self.mark: Callable[[Mark], None] = lambda _: None
+        """Called where the stream's time is to be known."""
 
     def propose(self, round: Round, block_tables: Sequence[torch.Tensor], drafts: torch.Tensor) -> None:
         deadline_s = time.monotonic() + self._deadline_s
-        step, copies = self._step + 1, self._copies(round, block_tables)
+        step, request = self._step + 1, self._layout.of(round.num_reqs, round.num_tokens)
+        reply = reply_section(self._codec.sizes, round.num_reqs)
+        copies = self._copies(request, round, block_tables)
         self._watchdog.begin(word_of(step), deadline_s)
         self._step = step
         self._wait_until_near()
+        self.mark("begun")
         self._copier.copy(copies)
-        self._channel.write(Flag.REQUEST, word_of(step))
+        self.mark("encoded")
+        self._channel.request(word_of(step), request.num_bytes, reply.end)
         notice = self._notice.encode(self._notice_of(round))
         self._channel.send([notice], deadline_s)
-        self._channel.wait(Flag.REPLY, word_of(step))
+        self._channel.await_reply(word_of(step))
+        self.mark("replied")
         take_reply(
             drafts,
             last_sampled=round.last_sampled,
             idx_mapping=round.idx_mapping,
-            reply=self._reply,
+            reply=self._channel.reply_address + reply.offset,
             answered=self._channel.reply_address + ANSWERED_OFFSET,
             step=step,
             wanted=round.num_speculative_tokens,
             vocab_size=self._codec.sizes.vocab_size,
         )
+        self.mark("taken")
         self.times.rounds += 1
         self.times.request_bytes += len(notice) + sum(copy.num_bytes for copy in copies)
         self.times.reply_bytes += drafts.nbytes
@@ -152,14 +160,15 @@ class DeviceRounds(TargetRounds):
         self._watchdog.stop()
         self._channel.close()
 
-    def _copies(self, round: Round, block_tables: Sequence[torch.Tensor]) -> list[Copy]:
+    def _copies(self, request: Layout, round: Round, block_tables: Sequence[torch.Tensor]) -> list[Copy]:
         rows = {f"block_tables[{i}]": table for i, table in enumerate(block_tables)}
         copies = []
-        for section in self._layout.sections(round.num_reqs, round.num_tokens):
-            tensor = rows[section.name] if section.name in rows else getattr(round, section.name)
+        for section in request.sections:
+            name = section.tensor.name
+            tensor = rows[name] if name in rows else getattr(round, name)
             if tensor.nbytes != section.num_bytes:
                 found = f"{tensor.dtype}{list(tensor.shape)}"
-                raise MessageError(f"{section.name} is {found}, the round sizes make it {section.num_bytes} bytes")
+                raise MessageError(f"{name} is {found}, the round sizes make it {section.num_bytes} bytes")
             if section.num_bytes:
                 copies.append(copy_of(self._channel.request_address + section.offset, tensor))
         return copies
@@ -179,7 +188,7 @@ class DeviceRounds(TargetRounds):
     def _wait_until_near(self) -> None:
         """The stream reads the tables of copies, here and at the draft: the CPUs may not run too far ahead of it."""
         oldest = self._step - MAX_ROUNDS_AHEAD
-        while oldest > 0 and not has_reached(self._channel.read(Flag.REPLY), word_of(oldest)):
+        while oldest > 0 and not has_reached(self._channel.replied, word_of(oldest)):
             time.sleep(_AHEAD_POLL_S)
 
 

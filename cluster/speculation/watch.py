@@ -5,7 +5,7 @@ import time
 from collections import deque
 from typing import Final
 
-from cluster.channel.device import DeviceChannel, Flag, has_reached
+from cluster.channel.device import DeviceChannel, has_reached
 from cluster.channel.errors import ChannelError, DeadlineExceeded
 
 WATCH_INTERVAL_S: Final = 0.01
@@ -85,7 +85,7 @@ class Watchdog:
         while not self._stopped.wait(WATCH_INTERVAL_S):
             with self._lock:
                 gone = self._channel.gone()  # asked first: what the draft did before it went is there by now
-                self._watch.look(self._channel.read(Flag.REPLY), time.monotonic(), gone)
+                self._watch.look(self._channel.replied, time.monotonic(), gone)
                 self._release()
 
     def _release(self) -> None:

@@ -1,20 +1,28 @@
 """The GPU bench's arithmetic and its refusals, with arms that answer from a script."""
 
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster.bench.dummy_pair import NUM_SPECULATIVE_TOKENS, dummy_settings
-from cluster.bench.gpu import Throughput, measure
-from cluster.bench.gpu_arm import ARMS, ArmName, ArmRun
+from cluster.bench.dummy_pair import NUM_SPECULATIVE_TOKENS, Shape, dummy_settings, logits_bytes
+from cluster.bench.gpu import kv_tokens_in
+from cluster.bench.gpu_arm import ArmFacts, ArmRun
+from cluster.bench.gpu_arms import Arm, Throughput, measure, on_one_gpu, on_two_gpus, split, together
 from cluster.errors import UserError
+from cluster.speculation.stream_marks import StreamMarks
+
+ONE_GPU = ("plain", "colocated", "separate, cuda_ipc")
 
 
 class ScriptedArm:
     """Each run is a token a second faster than the one before."""
 
-    def __init__(self, name: ArmName, journal: list[tuple[ArmName, int]], *, fails_at: int | None = None) -> None:
+    num_gpus = 1
+
+    def __init__(self, name: str, journal: list[tuple[str, int]], *, fails_at: int | None = None) -> None:
         self.name = name
         self._journal = journal
         self._fails_at = fails_at
@@ -29,35 +37,117 @@ class ScriptedArm:
 
 
 def test_arms_take_turns_with_the_same_prompts_and_the_warm_up_is_not_counted() -> None:
-    journal: list[tuple[ArmName, int]] = []
-    arms = [ScriptedArm(name, journal) for name in ARMS]
+    journal: list[tuple[str, int]] = []
+    arms = [ScriptedArm(name, journal) for name in ONE_GPU]
     figures = measure(arms, batch=2, repeats=3)  # type: ignore[arg-type]
     rounds = [journal[i : i + 3] for i in range(0, 12, 3)]
     assert [len({seed for _, seed in one}) for one in rounds] == [1, 1, 1, 1]
     assert len({seed for _, seed in journal}) == 4
-    assert [one[0][0] for one in rounds] == ["plain", "colocated", "separate", "plain"]
+    assert [one[0][0] for one in rounds] == [*ONE_GPU, "plain"]
     expected = [202.0, 203.0, 204.0]
     assert figures == [
-        Throughput(batch=2, arm=name, tokens_per_second=expected, acceptance_length=None) for name in ARMS
+        Throughput(batch=2, arm=name, num_gpus=1, tokens_per_second=expected, acceptance_length=None, parts_us={})
+        for name in ONE_GPU
     ]
     assert figures[0].median == 203.0
 
 
 def test_there_is_no_comparison_when_an_arm_fails() -> None:
-    journal: list[tuple[ArmName, int]] = []
-    arms = [ScriptedArm(name, journal, fails_at=3 if name == "separate" else None) for name in ARMS]
-    with pytest.raises(UserError, match="the arm separate"):
+    journal: list[tuple[str, int]] = []
+    arms = [ScriptedArm(name, journal, fails_at=3 if name == ONE_GPU[2] else None) for name in ONE_GPU]
+    with pytest.raises(UserError, match="the arm separate, cuda_ipc"):
         measure(arms, batch=1, repeats=3)  # type: ignore[arg-type]
 
 
-def test_a_dummy_pair_is_configs_alone(tmp_path: Path) -> None:
-    settings = dummy_settings(tmp_path, with_draft=True, acceptance_length=5.5, max_num_seqs=8)
+class ScriptedEngine:
+    def __init__(self, run: ArmRun) -> None:
+        self.begun: list[tuple[int, int]] = []
+        self._run = run
+
+    def begin(self, batch: int, seed: int) -> None:
+        self.begun.append((batch, seed))
+
+    def result(self) -> ArmRun:
+        return self._run
+
+
+def test_two_replicas_share_a_batch_and_their_speeds_add_up() -> None:
+    engines = [
+        ScriptedEngine(ArmRun(tokens_per_second=100.0, rounds=30, acceptance_length=5.0)),
+        ScriptedEngine(ArmRun(tokens_per_second=50.0, rounds=10, acceptance_length=3.0)),
+    ]
+    arm = Arm("two", engines, 2)  # type: ignore[arg-type]
+    assert arm.run(9, seed=1) == ArmRun(tokens_per_second=150.0, rounds=40, acceptance_length=4.5)
+    assert [engine.begun[0][0] for engine in engines] == [5, 4]
+    assert engines[0].begun[0][1] != engines[1].begun[0][1]
+    assert arm.run(1, seed=2).tokens_per_second == 100.0
+    assert len(engines[1].begun) == 1
+    assert split(8, 2) == [4, 4]
+
+
+def test_runs_without_drafts_have_no_acceptance_together() -> None:
+    run = ArmRun(tokens_per_second=1.0, rounds=None, acceptance_length=None)
+    assert together([run, run]) == ArmRun(tokens_per_second=2.0, rounds=None, acceptance_length=None)
+
+
+def test_on_two_gpus_every_separate_draft_has_one_of_its_own() -> None:
+    arms = {arm.name: arm for arm in on_two_gpus(["cuda_ipc", "nccl"], ("6", "7"))}
+    assert list(arms) == ["plain", "colocated", "two colocated", "separate, cuda_ipc", "separate, nccl"]
+    assert [arm.num_gpus for arm in arms.values()] == [1, 1, 2, 2, 2]
+    assert [plan.gpus for plan in arms["two colocated"].plans] == [("6",), ("7",)]
+    assert arms["two colocated"].plans[0] == arms["colocated"].plans[0]  # one engine, in both
+    for name in ("separate, cuda_ipc", "separate, nccl"):
+        (plan,) = arms[name].plans
+        ours, theirs = (each["CUDA_VISIBLE_DEVICES"] for each in (plan.environment, plan.draft_environment))
+        assert sorted([ours, theirs]) == ["6,7", "7,6"]
+    assert [plan.environment for arm in on_one_gpu(["shm"]) for plan in arm.plans] == [{}] * 3
+
+
+def test_freed_weights_are_room_for_tokens() -> None:
+    colocated = ArmFacts(weight_bytes=18 << 30, kv_tokens=1000, allocated_bytes=0)
+    separate = ArmFacts(weight_bytes=16 << 30, kv_tokens=1100, allocated_bytes=0)
+    assert kv_tokens_in(colocated, colocated, 10 << 30) == 1000
+    assert kv_tokens_in(colocated, separate, 10 << 30) == 1320
+
+
+@pytest.mark.parametrize(("shape", "layers", "vocabulary"), [("qwen3-8b", 36, 151936), ("gemma4-12b", 48, 262144)])
+def test_a_dummy_pair_is_configs_alone(tmp_path: Path, shape: Shape, layers: int, vocabulary: int) -> None:
+    settings = dummy_settings(tmp_path, shape=shape, with_draft=True, acceptance_length=5.5, max_num_seqs=8)
     assert sorted(file.name for file in tmp_path.rglob("*") if file.is_file()) == ["config.json"] * 2
     arguments = settings.to_engine_args()
-    assert json.loads((Path(arguments["model"]) / "config.json").read_text())["num_hidden_layers"] == 36
+    assert json.loads((Path(arguments["model"]) / "config.json").read_text())["num_hidden_layers"] == layers
     assert (arguments["load_format"], arguments["skip_tokenizer_init"]) == ("dummy", True)
     speculation = arguments["speculative_config"]
     assert (speculation["method"], speculation["num_speculative_tokens"]) == ("dspark", NUM_SPECULATIVE_TOKENS)
     assert speculation["synthetic_acceptance_length"] == 5.5
-    plain = dummy_settings(tmp_path, with_draft=False, acceptance_length=5.5)
+    plain = dummy_settings(tmp_path, shape=shape, with_draft=False, acceptance_length=5.5)
     assert "speculative_config" not in plain.to_engine_args()
+    assert logits_bytes(shape, 2) == (2 * 8 * vocabulary * 4, 2 * 7 * vocabulary * 4)
+
+
+class Event:
+    """Of a stream that passes one each microsecond."""
+
+    def __init__(self, clock: Iterator[int]) -> None:
+        self._clock = clock
+
+    def record(self) -> None:
+        self.time = next(self._clock)
+
+    def elapsed_time(self, end: "Event") -> float:
+        return (end.time - self.time) / 1e3
+
+
+def test_the_parts_of_a_round_are_between_its_marks() -> None:
+    clock = itertools.count()
+    marks = StreamMarks(lambda: Event(clock))  # type: ignore[arg-type,return-value]
+    for _ in range(3):
+        marks.mark("begun")
+        marks.mark("encoded")
+        next(clock)
+        next(clock)
+        marks.mark("replied")
+        marks.mark("taken")
+    marks.mark("begun")  # and broken off
+    assert marks.take_microseconds() == pytest.approx({"encode": 1, "wait": 3, "take": 1, "step": 6})
+    assert marks.take_microseconds() == {}

@@ -21,7 +21,7 @@ profile.install()
 
 from cluster.channel import ChannelClosed, ChannelError, DeadlineExceeded, PeerDied  # noqa: E402
 from cluster.channel.base import ChannelStatistics  # noqa: E402
-from cluster.channel.device import ANSWERED_OFFSET, DeviceChannel, Flag, has_reached  # noqa: E402
+from cluster.channel.device import ANSWERED_OFFSET, DeviceChannel, has_reached  # noqa: E402
 from cluster.speculation.device_kernels import Copier, Copy, take_reply  # noqa: E402
 from cluster.speculation.draft_rounds import DeviceDraft  # noqa: E402
 from cluster.speculation.messages import (  # noqa: E402
@@ -39,7 +39,7 @@ from tests.rounds import CODEC, CPU, DEADLINE_S, SIZES, K, Recording, drafts_of,
 
 
 class EagerChannel(DeviceChannel):
-    """Both ends at once. A stream that has to wait keeps its thread; so the thread is the stream."""
+    """Both ends at once, as with CUDA IPC. A stream that has to wait keeps its thread; so the thread is the stream."""
 
     def __init__(self) -> None:
         self.statistics = ChannelStatistics()
@@ -48,7 +48,8 @@ class EagerChannel(DeviceChannel):
         self._request = torch.zeros(max_request_bytes(SIZES), dtype=torch.uint8)
         self._reply = torch.zeros(max_reply_bytes(SIZES), dtype=torch.uint8)
         self.request_address, self.reply_address = self._request.data_ptr(), self._reply.data_ptr()
-        self._flags = dict.fromkeys(Flag, 0)
+        self.requested = 0
+        self._replied = 0
         self._notices: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.lost: ChannelError | None = None
 
@@ -69,29 +70,38 @@ class EagerChannel(DeviceChannel):
     def close(self) -> None:
         self._notices.put(None)
 
-    def write(self, flag: Flag, step: int) -> None:
-        self._flags[flag] = step
+    def request(self, step: int, num_bytes: int, reply_bytes: int) -> None:  # noqa: ARG002
+        self.requested = step
 
-    def wait(self, flag: Flag, step: int) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while not has_reached(self._flags[flag], step):
-            assert time.monotonic() < end, f"the stream waits for {flag.name} {step} for ever"
-            time.sleep(1e-3)
+    def await_request(self, step: int, num_bytes: int) -> None:  # noqa: ARG002
+        wait_until(lambda: has_reached(self.requested, step))
 
-    def write_answered(self, step: int) -> None:
+    def reply(self, step: int, num_bytes: int) -> None:  # noqa: ARG002
         self._reply.view(torch.uint32)[ANSWERED_OFFSET // 4] = step
+        self._replied = step
 
-    def read(self, flag: Flag) -> int:
-        return self._flags[flag]
+    def await_reply(self, step: int) -> None:
+        wait_until(lambda: has_reached(self._replied, step))
+
+    @property
+    def replied(self) -> int:
+        return self._replied
 
     def release(self, step: int) -> None:
-        self._flags[Flag.REPLY] = step
+        self._replied = step
 
     def gone(self) -> ChannelError | None:
         return self.lost
 
     def synchronize(self) -> None:
         pass
+
+
+def wait_until(is_over: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not is_over():
+        assert time.monotonic() < end, "the stream waits for ever"
+        time.sleep(1e-3)
 
 
 @pytest.fixture
@@ -190,17 +200,19 @@ def test_a_late_reply_does_not_hold_the_stream_up_again(channel: EagerChannel) -
     target = DeviceRounds(channel, CODEC, epoch=1, deadline_s=0.05, device=CPU, times=RoundTimes())
     round, tables = round_of([1])
     target.propose(round, tables, drafts_of(1))
-    channel.write(Flag.REPLY, 0)
-    channel.wait(Flag.REPLY, 1)
+    channel.reply(0, 0)
+    channel.await_reply(1)
     target.close()
 
 
-def test_a_tensor_that_does_not_fit_the_sizes_is_refused_before_anything_is_written(target: DeviceRounds) -> None:
+def test_a_tensor_that_does_not_fit_the_sizes_is_refused_before_anything_is_written(
+    channel: EagerChannel, target: DeviceRounds
+) -> None:
     round, tables = round_of([2, 1])
     round.seeds = round.seeds[:-1].contiguous()
     with pytest.raises(MessageError, match=r"seeds is torch.int64\[3\], the round sizes make it 32 bytes"):
         target.propose(round, tables, drafts_of(2))
-    assert target._channel.read(Flag.REQUEST) == 0
+    assert channel.requested == 0
 
 
 def test_a_draft_ends_at_a_notice_of_another_epoch(channel: EagerChannel) -> None:
@@ -219,7 +231,7 @@ def test_a_draft_ends_at_a_notice_of_another_epoch(channel: EagerChannel) -> Non
     )
     channel.send([CODEC.encoder(buffer).encode(notice)], DEADLINE_S)
     assert server.serve() == "a RoundNotice of epoch 1 came in epoch 2"
-    assert channel.read(Flag.REPLY) == 0
+    assert channel.replied == 0
 
 
 def test_a_draft_ends_at_what_is_no_notice(channel: EagerChannel) -> None:
@@ -254,16 +266,16 @@ def test_a_copy_is_whole_and_no_longer_in_however_many_pieces(num_words: int) ->
     assert word[0] == 7
 
 
-def test_sections_of_a_round_lie_where_those_of_the_largest_do() -> None:
+def test_a_round_fills_the_buffer_s_start_and_the_largest_all_of_it() -> None:
     layout = DeviceLayout(SIZES)
-    largest = {section.tensor.name: section for section in layout.largest.sections}
-    sections = layout.sections(2, 5)
-    assert [section.name for section in sections] == list(largest)
-    assert {"num_scheduled_tokens", "seq_lens_cpu_upper_bound"}.isdisjoint(largest)
-    for section in sections:
-        assert section.offset == largest[section.name].offset
-        assert section.num_bytes <= largest[section.name].num_bytes
-    assert next(each.num_bytes for each in sections if each.name == "hidden_states") == 5 * 6 * 2
+    names = [tensor.name for tensor in layout.tensors]
+    assert {"num_scheduled_tokens", "seq_lens_cpu_upper_bound"}.isdisjoint(names)
+    small, largest = layout.of(2, 5), layout.of(SIZES.max_num_reqs, SIZES.max_num_batched_tokens)
+    for round in (small, largest):
+        assert [section.tensor.name for section in round.sections] == names
+        assert max(section.end for section in round.sections) <= round.num_bytes
+    assert small.sections[0].num_bytes == 5 * 6 * 2
+    assert small.num_bytes < largest.num_bytes == max_request_bytes(SIZES)
 
 
 @given(st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 31) - 1))

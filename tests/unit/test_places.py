@@ -19,6 +19,7 @@ def place(node_id: str, gpus: float = 0.0) -> Place:
 ON_CPUS = ReplicaPlaces(target=place("a"), draft=place("a"))
 ON_GPUS = ReplicaPlaces(target=place("a", 1), draft=place("a", 1)).seeing_each_other(["3"], ["0"])
 ON_TWO_HOSTS = ReplicaPlaces(target=place("a", 1), draft=place("b", 1))
+ON_TWO_CPU_HOSTS = ReplicaPlaces(target=place("a"), draft=place("b"))
 
 
 def environment(place: Place | None) -> dict[str, str]:
@@ -48,9 +49,12 @@ def test_elsewhere_ray_shows_a_process_its_own(places: ReplicaPlaces) -> None:
     [
         (ON_GPUS, "auto", "cuda_ipc"),
         (ON_CPUS, "auto", "shm"),
-        (ON_TWO_HOSTS, "auto", "gloo"),
+        (ON_TWO_HOSTS, "auto", "nccl"),
+        (ON_TWO_CPU_HOSTS, "auto", "gloo"),
         (ON_GPUS, "shm", "shm"),
         (ON_CPUS, "gloo", "gloo"),
+        (ON_GPUS, "nccl", "nccl"),
+        (ON_TWO_HOSTS, "nccl", "nccl"),
         (ON_TWO_HOSTS, "gloo", "gloo"),
     ],
 )
@@ -62,3 +66,8 @@ def test_the_channel_of_a_pair(places: ReplicaPlaces, choice: ChannelChoice, kin
 def test_a_channel_that_ends_at_its_host_is_refused_between_two(choice: ChannelChoice) -> None:
     with pytest.raises(UserError, match=f"channel.kind is {choice}: Ray has placed target and draft on two hosts"):
         ON_TWO_HOSTS.channel(choice)
+
+
+def test_nccl_without_gpus_is_refused() -> None:
+    with pytest.raises(UserError, match=r"channel.kind is nccl: target and draft have no GPUs; take auto"):
+        ON_CPUS.channel("nccl")

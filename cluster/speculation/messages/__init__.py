@@ -11,12 +11,8 @@ K drafted tokens, H hidden size, V vocabulary, L prefill lookahead, W width of a
 
 from cluster.speculation.messages.codec import AwaitedReply, Message, MessageCodec
 from cluster.speculation.messages.errors import MessageError, NoProposalReason
-from cluster.speculation.messages.notice import (
-    DeviceLayout,
-    DeviceSection,
-    RoundNotice,
-    max_notice_bytes,
-)
+from cluster.speculation.messages.layout import Layout
+from cluster.speculation.messages.notice import DeviceLayout, RoundNotice, max_notice_bytes
 from cluster.speculation.messages.reply import NoProposal, ProposeReply, max_reply_bytes, reply_section
 from cluster.speculation.messages.request import ProposeRequest, max_request_bytes
 from cluster.speculation.messages.sizes import BlockTableSizes, FloatDtype, RoundSizes
@@ -25,8 +21,8 @@ __all__ = [
     "AwaitedReply",
     "BlockTableSizes",
     "DeviceLayout",
-    "DeviceSection",
     "FloatDtype",
+    "Layout",
     "Message",
     "MessageCodec",
     "MessageError",

@@ -1,7 +1,7 @@
 """What goes beside a round whose tensors are in device memory: the part of it that the target's CPU knows.
 
-The device's part lies in one buffer, each tensor where `request_layout` has it in the largest round: so no address
-changes from round to round, and a round fills the first rows of each.
+The device's part lies in one buffer, each tensor where `request_layout` has it in a request of as many requests and
+tokens: so a channel that copies the buffer copies what the round has, and no more.
 """
 
 from dataclasses import dataclass
@@ -84,18 +84,9 @@ def notice_from(header: Header, arrays: list[NDArray[Any]]) -> RoundNotice:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSection:
-    """Where a round's part of one tensor begins in the buffer, and its length."""
-
-    name: str
-    offset: int
-    num_bytes: int
-
-
 class DeviceLayout:
-    """The device's part of the rounds of one pair: `largest` has every tensor's place in the largest round, and
-    `sections(B, T)` what a round fills of it."""
+    """The device's part of the rounds of one pair: the `tensors` of the largest one, and `of(B, T)`, where those of a
+    round are, and how many bytes of the buffer it has."""
 
     def __init__(self, sizes: RoundSizes) -> None:
         """
@@ -103,18 +94,12 @@ class DeviceLayout:
             MessageError: a row of states isn't whole 4-byte words, in which the kernels copy.
         """
         self._sizes = sizes
-        self.largest = self._on_the_device(sizes.max_num_reqs, sizes.max_num_batched_tokens)
+        largest = self._on_the_device(sizes.max_num_reqs, sizes.max_num_batched_tokens)
+        self.tensors = tuple(section.tensor for section in largest.sections)
         states = request_layout(sizes, 1, 1).sections[0]
         if states.num_bytes % _WORD_BYTES:
             raise MessageError(f"a row of {states.tensor.name} has {states.num_bytes} bytes, not whole words of 4")
-        self.sections = lru_cache(_LENGTHS_KEPT)(self._sections)
-
-    def _sections(self, num_reqs: int, num_tokens: int) -> tuple[DeviceSection, ...]:
-        now = self._on_the_device(num_reqs, num_tokens)
-        return tuple(
-            DeviceSection(place.tensor.name, place.offset, section.num_bytes)
-            for place, section in zip(self.largest.sections, now.sections, strict=True)
-        )
+        self.of = lru_cache(_LENGTHS_KEPT)(self._on_the_device)
 
     def _on_the_device(self, num_reqs: int, num_tokens: int) -> Layout:
         layout = request_layout(self._sizes, num_reqs, num_tokens)

@@ -45,9 +45,9 @@ def reply_layout(sizes: RoundSizes, num_reqs: int, num_speculative_tokens: int) 
     return Layout.of(tensors)
 
 
-def reply_section(sizes: RoundSizes) -> Section:
-    """Where the tokens of a reply lie in device memory: those of the largest, of which a round fills the first rows."""
-    return reply_layout(sizes, sizes.max_num_reqs, sizes.num_speculative_tokens).sections[0]
+def reply_section(sizes: RoundSizes, num_reqs: int) -> Section:
+    """Where the tokens of a reply lie in device memory, as many for each request as there can be."""
+    return reply_layout(sizes, num_reqs, sizes.num_speculative_tokens).sections[0]
 
 
 def max_reply_bytes(sizes: RoundSizes) -> int:

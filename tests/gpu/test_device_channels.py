@@ -1,5 +1,6 @@
-"""Rounds between two processes through CUDA IPC. Needs a GPU; takes two where there are two."""
+"""Rounds between two processes through CUDA IPC, and NCCL. Needs a GPU; takes two where there are two, for NCCL."""
 
+import json
 import os
 import signal
 import time
@@ -8,11 +9,21 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import pytest
 import torch
 
-from cluster.channel import ChannelAddress, ChannelError, ChannelUnavailable, check_channel, offer_channel, open_channel
+from cluster.channel import (
+    ChannelAddress,
+    ChannelError,
+    ChannelKind,
+    ChannelUnavailable,
+    DeadlineExceeded,
+    check_channel,
+    offer_channel,
+    open_channel,
+)
 from cluster.channel.device import DeviceChannel
 from cluster.speculation.draft_rounds import DeviceDraft
 from cluster.speculation.messages import max_notice_bytes, max_reply_bytes, max_request_bytes
@@ -28,11 +39,21 @@ if not torch.cuda.is_available():
 GPU = torch.device("cuda", 0)
 START_TIMEOUT_S = 120.0
 
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+on_each_way = pytest.mark.parametrize(
+    ("kind", "device"),
+    [
+        pytest.param("cuda_ipc", 0, id="cuda_ipc on one GPU"),
+        pytest.param("cuda_ipc", 1, id="cuda_ipc", marks=needs_two),
+        pytest.param("nccl", 1, id="nccl", marks=needs_two),
+    ],
+)
+
 
 def serve(address: str, device: int, hello: Connection) -> None:
     """The draft's process."""
     torch.cuda.set_device(device)
-    channel = open_channel(ChannelAddress.from_json(address), time.monotonic() + DEADLINE_S)
+    channel = open_channel(ChannelAddress.from_json(address), time.monotonic() + START_TIMEOUT_S)
     assert isinstance(channel, DeviceChannel)
     hello.send_bytes(b"ready")
     DeviceDraft(Recording(torch.device("cuda", device)), channel, CODEC, epoch=1).serve()  # type: ignore[arg-type]
@@ -45,7 +66,7 @@ class Pair:
     draft: BaseProcess
 
 
-Start = Callable[[int], Pair]
+Start = Callable[[ChannelKind, int], Pair]
 
 
 @pytest.fixture
@@ -53,10 +74,10 @@ def start() -> Iterator[Start]:
     """Starts a draft on the GPU with this number."""
     pairs: list[Pair] = []
 
-    def start_one(device: int) -> Pair:
+    def start_one(kind: ChannelKind, device: int) -> Pair:
         torch.cuda.set_device(GPU)
         offer = offer_channel(
-            "cuda_ipc",
+            kind,
             max_send_bytes=max_request_bytes(SIZES),
             max_receive_bytes=max_reply_bytes(SIZES),
             max_notice_bytes=max_notice_bytes(SIZES),
@@ -78,9 +99,9 @@ def start() -> Iterator[Start]:
         pair.draft.join(DEADLINE_S)
 
 
-@pytest.mark.parametrize("device", range(min(2, torch.cuda.device_count())))
-def test_replies_come_back_from_the_draft_s_gpu(start: Start, device: int) -> None:
-    target = start(device).target
+@on_each_way
+def test_replies_come_back_from_the_draft_s_gpu(start: Start, kind: ChannelKind, device: int) -> None:
+    target = start(kind, device).target
     for seed, lengths in enumerate([[4, 1, 2], [1], [5, 4, 4, 3]] * 10):
         round, tables = round_of(lengths, seed=seed, device=GPU)
         drafts = drafts_of(len(lengths), GPU)
@@ -88,8 +109,9 @@ def test_replies_come_back_from_the_draft_s_gpu(start: Start, device: int) -> No
         assert torch.equal(drafts, round.last_sampled[round.idx_mapping] + torch.tensor([10, 11, 12], device=GPU))
 
 
-def test_the_target_does_not_wait_for_the_device(start: Start) -> None:
-    target = start(0).target
+@on_each_way
+def test_the_target_does_not_wait_for_the_device(start: Start, kind: ChannelKind, device: int) -> None:
+    target = start(kind, device).target
     round, tables = round_of([4, 4], device=GPU)
     target.propose(round, tables, drafts_of(2, GPU))  # compiles
     torch.cuda.synchronize()
@@ -100,8 +122,9 @@ def test_the_target_does_not_wait_for_the_device(start: Start) -> None:
     assert not torch.cuda.current_stream().query()
 
 
-def test_the_stream_goes_on_within_200_ms_of_the_draft_s_death(start: Start) -> None:
-    pair = start(0)
+@on_each_way
+def test_the_stream_goes_on_within_200_ms_of_the_draft_s_death(start: Start, kind: ChannelKind, device: int) -> None:
+    pair = start(kind, device)
     round, tables = round_of([4, 4], device=GPU)
     pair.target.propose(round, tables, drafts_of(2, GPU))
     torch.cuda.synchronize()
@@ -111,25 +134,30 @@ def test_the_stream_goes_on_within_200_ms_of_the_draft_s_death(start: Start) -> 
     pair.target.propose(round, tables, drafts)
     begun = time.monotonic()
     os.kill(pair.draft.pid, signal.SIGKILL)
-    torch.cuda.synchronize()
+    torch.cuda.current_stream().synchronize()
     assert time.monotonic() - begun < 0.2
+    torch.cuda.synchronize()  # the side stream of NCCL, which is aborted
+    assert time.monotonic() - begun < DEADLINE_S
     assert torch.equal(drafts, round.last_sampled[round.idx_mapping].expand(2, K))
     with pytest.raises(ChannelError):
         pair.target.propose(round, tables, drafts)
 
 
-def test_ten_thousand_rounds_take_no_memory(start: Start) -> None:
-    target = start(0).target
+@on_each_way
+def test_ten_thousand_rounds_take_no_memory(start: Start, kind: ChannelKind, device: int) -> None:
+    target = start(kind, device).target
     round, tables = round_of([4, 4], device=GPU)
     drafts = drafts_of(2, GPU)
-    free = []
+    free, descriptors = [], set()
     for batch in range(11):
         for _ in range(1_000):
             target.propose(round, tables, drafts)
         torch.cuda.synchronize()
         if batch:
             free.append(torch.cuda.mem_get_info()[0])
+            descriptors.add(sum(1 for _ in Path("/proc/self/fd").iterdir()))
     assert min(free) == max(free)
+    assert len(descriptors) == 1
 
 
 def test_a_gpu_that_is_not_seen_is_refused() -> None:
@@ -139,3 +167,33 @@ def test_a_gpu_that_is_not_seen_is_refused() -> None:
     with pytest.raises(ChannelUnavailable, match="CUDA_VISIBLE_DEVICES must name both"):
         check_channel(ChannelAddress.from_json(address))
     offer.withdraw()
+
+
+def test_nccl_on_one_gpu_is_refused() -> None:
+    offer = offer_channel("nccl", max_send_bytes=64, max_receive_bytes=64, max_notice_bytes=64)
+    with pytest.raises(ChannelUnavailable, match="NCCL refuses two ranks on one GPU; give the draft a GPU of its own"):
+        check_channel(offer.address)
+    offer.withdraw()
+
+
+@needs_two
+def test_a_draft_that_does_not_come_to_the_nccl_group_is_waited_for_until_the_deadline() -> None:
+    """It opens what goes beside, and stops."""
+    torch.cuda.set_device(GPU)
+    offer = offer_channel("nccl", max_send_bytes=64, max_receive_bytes=64, max_notice_bytes=64)
+    beside = ChannelAddress.from_json(json.dumps(json.loads(offer.address.location)["beside"]))
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    opener = context.Process(target=open_and_stop, args=(beside.to_json(), theirs), daemon=True)
+    opener.start()
+    assert ours.poll(START_TIMEOUT_S)
+    with pytest.raises(DeadlineExceeded, match="didn't join the NCCL group"):
+        offer.accept(time.monotonic() + 3)
+    opener.kill()
+    opener.join()
+
+
+def open_and_stop(address: str, hello: Connection) -> None:
+    with open_channel(ChannelAddress.from_json(address), time.monotonic() + DEADLINE_S):
+        hello.send_bytes(b"ready")
+        signal.pause()
