@@ -31,6 +31,12 @@ _GIB: Final = 1 << 30
 @command
 def main(
     two: Annotated[bool, typer.Option("--two", help="On two GPUs: the draft has one of its own.")] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="With --two: a separate draft on its target's GPU, too.")
+    ] = False,
+    mps: Annotated[
+        bool, typer.Option("--mps", help="A draft on its target's GPU under CUDA's Multi-Process Service, too.")
+    ] = False,
     shape: Annotated[Shape, typer.Option(help="Whose dimensions the pair has.")] = "qwen3-8b",
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Requests at once, one or more times; default: 1, 8, 32, 64, 128.")
@@ -62,7 +68,7 @@ def main(
         kv_cache_bytes=int(kv_gib * _GIB),
         with_parts=parts,
     )
-    with started(_chosen(_arms(two, _channels(channel)), arm), workload) as (arms, facts):
+    with started(_chosen(_arms(two, shared, mps, _channels(channel)), arm), workload) as (arms, facts):
         figures = [figure for one in batches for figure in measure(arms, one, repeats)]
     logits = logits_bytes(shape, max(batches))
     if json_output:
@@ -90,15 +96,15 @@ def _channels(names: Sequence[str] | None) -> list[ChannelKind]:
     return [kind for kind in known if kind in (names or ())]
 
 
-def _arms(two: bool, channels: Sequence[ChannelKind]) -> list[ArmShape]:
+def _arms(two: bool, shared: bool, mps: bool, channels: Sequence[ChannelKind]) -> list[ArmShape]:
     if not two:
         if "nccl" in channels:
             raise UserError("--channel nccl", "NCCL refuses two ranks on one GPU", "run it on two GPUs (--two)")
-        return on_one_gpu(channels or ["cuda_ipc"])
+        return on_one_gpu(channels or ["cuda_ipc"], with_mps=mps)
     gpus = _visible_gpus()
     if len(gpus) < 2:
         raise UserError("--two", f"this process sees {len(gpus)} GPUs", "leave it out, or run it where there are two")
-    return on_two_gpus(channels or ["cuda_ipc", "nccl"], (gpus[0], gpus[1]))
+    return on_two_gpus(channels or ["cuda_ipc", "nccl"], (gpus[0], gpus[1]), with_shared=shared or mps, with_mps=mps)
 
 
 def _chosen(arms: Sequence[ArmShape], names: Sequence[str] | None) -> list[ArmShape]:

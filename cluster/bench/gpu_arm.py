@@ -34,10 +34,12 @@ class ArmPlan:
     kind: ArmKind
     gpus: tuple[str, ...] = ()
     channel: ChannelKind = "cuda_ipc"
+    with_mps: bool = False
+    """Both processes are clients of CUDA's Multi-Process Service."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of the engine's process, before it starts."""
+        """Of the engine's process, before it starts, but for MPS."""
         return _seeing(self.gpus)
 
     @property

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from cluster.bench import gpu_arm
 from cluster.bench.gpu_arm import ArmFacts, ArmPlan, ArmRun, Workload
+from cluster.bench.mps import multi_process_service
 from cluster.channel.base import ChannelKind
 from cluster.commands.terminal import messages
 from cluster.errors import UserError
@@ -32,12 +33,14 @@ _SEEDS_APART: Final = 500
 class Engine:
     """The parent's end of one."""
 
-    def __init__(self, plan: ArmPlan, workload: Workload) -> None:
+    def __init__(self, plan: ArmPlan, workload: Workload, mps: dict[str, str]) -> None:
+        """`mps` are the variables of a client."""
         context = get_context("spawn")
         self.plan = plan
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=gpu_arm.main, args=(plan, workload, theirs), name=plan.name)
-        with _environment(plan.environment):  # before anything there asks for the GPUs
+        # Before anything there asks for the GPUs.
+        with _environment(plan.environment | (mps if plan.with_mps else {})):
             self._process.start()
         theirs.close()
 
@@ -115,19 +118,19 @@ class ArmShape:
     num_gpus: int = 1
 
 
-def on_one_gpu(channels: Sequence[ChannelKind]) -> list[ArmShape]:
+def on_one_gpu(channels: Sequence[ChannelKind], *, with_mps: bool) -> list[ArmShape]:
     return [
         ArmShape(name=PLAIN, plans=(ArmPlan(name=PLAIN, kind="plain"),)),
         ArmShape(name=COLOCATED, plans=(ArmPlan(name=COLOCATED, kind="colocated"),)),
-        *(
-            ArmShape(name=name, plans=(ArmPlan(name=name, kind="separate", channel=channel),))
-            for channel, name in _separate(channels).items()
-        ),
+        *_sharing(channels, (), with_mps),
     ]
 
 
-def on_two_gpus(channels: Sequence[ChannelKind], gpus: tuple[str, str]) -> list[ArmShape]:
-    """Each further separate pair has target and draft the other way round, so that all fit: the GPUs are alike."""
+def on_two_gpus(
+    channels: Sequence[ChannelKind], gpus: tuple[str, str], *, with_shared: bool, with_mps: bool
+) -> list[ArmShape]:
+    """Each further separate pair has target and draft the other way round, so that all fit: the GPUs are alike.
+    `with_shared`: a pair on one of the two as well."""
     first, second = gpus
     colocated = ArmPlan(name=COLOCATED, kind="colocated", gpus=(first,))
     beside = ArmPlan(name=f"{COLOCATED}, on the other GPU", kind="colocated", gpus=(second,))
@@ -136,15 +139,25 @@ def on_two_gpus(channels: Sequence[ChannelKind], gpus: tuple[str, str]) -> list[
         ArmShape(name=COLOCATED, plans=(colocated,)),
         ArmShape(name=TWO_COLOCATED, plans=(colocated, beside), num_gpus=2),
     ]
-    for number, (channel, name) in enumerate(_separate(channels).items()):
+    for number, channel in enumerate(channels):
         of_pair = (second, first) if number % 2 else (first, second)
+        name = f"separate, {channel}"
         plan = ArmPlan(name=name, kind="separate", gpus=of_pair, channel=channel)
         shapes.append(ArmShape(name=name, plans=(plan,), num_gpus=2))
+    if with_shared:
+        shapes += _sharing([channel for channel in channels if channel != "nccl"], (second,), with_mps)
     return shapes
 
 
-def _separate(channels: Sequence[ChannelKind]) -> dict[ChannelKind, str]:
-    return {channel: f"separate, {channel}" for channel in channels}
+def _sharing(channels: Sequence[ChannelKind], gpus: tuple[str, ...], with_mps: bool) -> list[ArmShape]:
+    """Separate pairs on one GPU; with MPS, too."""
+    shapes = []
+    for channel in channels:
+        for under_mps in (False, True) if with_mps else (False,):
+            name = f"separate, {channel}, one GPU" + (", MPS" if under_mps else "")
+            plan = ArmPlan(name=name, kind="separate", gpus=gpus, channel=channel, with_mps=under_mps)
+            shapes.append(ArmShape(name=name, plans=(plan,)))
+    return shapes
 
 
 @contextmanager
@@ -153,9 +166,11 @@ def started(shapes: Sequence[ArmShape], workload: Workload) -> Iterator[tuple[li
     by engine."""
     engines: dict[ArmPlan, Engine] = {}
     facts = {}
+    plans = dict.fromkeys(plan for shape in shapes for plan in shape.plans)
     with ExitStack() as stack:
-        for plan in dict.fromkeys(plan for shape in shapes for plan in shape.plans):
-            engines[plan] = Engine(plan, workload)
+        mps = stack.enter_context(multi_process_service()) if any(plan.with_mps for plan in plans) else {}
+        for plan in plans:
+            engines[plan] = Engine(plan, workload, mps)
             stack.callback(engines[plan].stop)
         for plan, engine in engines.items():
             with messages.status(f"{plan.name} starts"):

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +13,11 @@ from cluster.bench.dummy_pair import NUM_SPECULATIVE_TOKENS, Shape, dummy_settin
 from cluster.bench.gpu import kv_tokens_in
 from cluster.bench.gpu_arm import ArmFacts, ArmRun
 from cluster.bench.gpu_arms import Arm, Throughput, measure, on_one_gpu, on_two_gpus, split, together
+from cluster.bench.mps import multi_process_service
 from cluster.errors import UserError
 from cluster.speculation.stream_marks import StreamMarks
 
-ONE_GPU = ("plain", "colocated", "separate, cuda_ipc")
+ONE_GPU = ("plain", "colocated", "separate, cuda_ipc, one GPU")
 
 
 class ScriptedArm:
@@ -91,7 +94,7 @@ def test_runs_without_drafts_have_no_acceptance_together() -> None:
 
 
 def test_on_two_gpus_every_separate_draft_has_one_of_its_own() -> None:
-    arms = {arm.name: arm for arm in on_two_gpus(["cuda_ipc", "nccl"], ("6", "7"))}
+    arms = {arm.name: arm for arm in on_two_gpus(["cuda_ipc", "nccl"], ("6", "7"), with_shared=False, with_mps=False)}
     assert list(arms) == ["plain", "colocated", "two colocated", "separate, cuda_ipc", "separate, nccl"]
     assert [arm.num_gpus for arm in arms.values()] == [1, 1, 2, 2, 2]
     assert [plan.gpus for plan in arms["two colocated"].plans] == [("6",), ("7",)]
@@ -100,7 +103,60 @@ def test_on_two_gpus_every_separate_draft_has_one_of_its_own() -> None:
         (plan,) = arms[name].plans
         ours, theirs = (each["CUDA_VISIBLE_DEVICES"] for each in (plan.environment, plan.draft_environment))
         assert sorted([ours, theirs]) == ["6,7", "7,6"]
-    assert [plan.environment for arm in on_one_gpu(["shm"]) for plan in arm.plans] == [{}] * 3
+
+
+def test_a_pair_that_shares_a_gpu_is_an_arm_without_mps_and_one_with_it() -> None:
+    arms = on_one_gpu(["cuda_ipc"], with_mps=True)
+    assert [arm.name for arm in arms] == [
+        "plain",
+        "colocated",
+        "separate, cuda_ipc, one GPU",
+        "separate, cuda_ipc, one GPU, MPS",
+    ]
+    assert [plan.with_mps for arm in arms for plan in arm.plans] == [False, False, False, True]
+    assert [plan.environment for arm in arms for plan in arm.plans] == [{}] * 4
+    shared = on_two_gpus(["cuda_ipc", "nccl"], ("6", "7"), with_shared=True, with_mps=False)[-1]
+    assert (shared.name, shared.num_gpus) == ("separate, cuda_ipc, one GPU", 1)
+    assert shared.plans[0].environment == shared.plans[0].draft_environment == {"CUDA_VISIBLE_DEVICES": "7"}
+
+
+CONTROL = """#!/bin/sh
+echo "$1 $(cat)" >> "$CUDA_MPS_LOG_DIRECTORY/../said"
+[ "$1" = "$REFUSED" ] && echo "no GPU" >&2 && exit 1
+exit 0
+"""
+
+
+@pytest.fixture
+def mps_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A control program that starts nothing; returns the file of what it was told."""
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_text(CONTROL)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / "said"
+
+
+def test_an_mps_daemon_is_stopped_whatever_happens(mps_control: Path) -> None:
+    with pytest.raises(KeyError), multi_process_service() as variables:
+        assert set(variables) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
+        assert not variables.items() & os.environ.items()
+        raise KeyError
+    assert mps_control.read_text().splitlines() == ["-d ", " quit"]
+
+
+def test_an_mps_daemon_that_does_not_start_is_an_error(mps_control: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFUSED", "-d")
+    with pytest.raises(UserError, match="no GPU"), multi_process_service():
+        pass
+    assert mps_control.read_text().splitlines() == ["-d "]
+
+
+def test_mps_without_its_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="there is no nvidia-cuda-mps-control"), multi_process_service():
+        pass
 
 
 def test_freed_weights_are_room_for_tokens() -> None:
