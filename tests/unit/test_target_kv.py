@@ -51,7 +51,7 @@ def test_pages_are_where_the_contract_has_them(name: str) -> None:
     exported = ExportedMemory(CONTRACT.pool_bytes("target"))
     offset = group.page_size_bytes  # of the next layer or block: wherever its owner put it
     mapped = MappedMemory(exported.location, CONTRACT.pool_bytes("target"))
-    pages = _pages(mapped, group, offset)
+    pages = _pages(torch.frombuffer(mapped.memory, dtype=torch.uint8), group, offset)
     size = pages.element_size()
     assert str(pages.dtype) == f"torch.{group.dtype}"
     assert (*pages.shape[:3], pages.shape[3] * size) == group.shape
