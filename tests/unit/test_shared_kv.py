@@ -75,6 +75,7 @@ def test_only_the_pool_of_an_allocation_is_replaced() -> None:
             {"sleep_mode": False, "allocator_settings": "max_split_size_mb:64, expandable_segments: True"},
             "expandable_segments:True",
         ),
+        ({"sleep_mode": False, "allocator_settings": "backend:cudaMallocAsync"}, "backend:cudaMallocAsync"),
     ],
 )
 def test_an_allocator_that_exports_nothing_is_refused_with_the_remedy(settings: dict[str, object], named: str) -> None:
