@@ -25,7 +25,7 @@ class ExportedAllocation:
             raise ChannelUnavailable(
                 "the target's KV pool",
                 f"CUDA exports no handle of it: {error}",
-                "leave torch's allocator as it is (PYTORCH_ALLOC_CONF), or use the shm channel",
+                "set PYTORCH_ALLOC_CONF=expandable_segments:False, or use the shm channel: the draft then keeps a copy",
             ) from error
 
     def close(self) -> None:
