@@ -31,7 +31,14 @@ def free(address: int) -> None:
     _call("cuMemFree", address)
 
 
+def allocation_of(address: int) -> tuple[int, int]:
+    """The beginning and the bytes of the allocation in which the address lies: an IPC handle is of the whole."""
+    base, num_bytes = _call("cuMemGetAddressRange", address)
+    return int(base), int(num_bytes)
+
+
 def export(address: int) -> bytes:
+    """A handle of the allocation that begins there."""
     (handle,) = _call("cuIpcGetMemHandle", address)
     return ctypes.string_at(handle.getPtr(), IPC_HANDLE_BYTES)  # not all versions of the bindings show the bytes
 

@@ -33,6 +33,7 @@ class ExportedMemory:
         self._descriptor = os.memfd_create("dspark-cluster-kv", os.MFD_CLOEXEC)
         os.ftruncate(self._descriptor, num_bytes)
         self.memory = mmap.mmap(self._descriptor, num_bytes)
+        self.num_bytes = num_bytes
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         me = ProcessIdentity.current()
         location = _Location(

@@ -33,14 +33,16 @@ def without_memory(num_bytes: int) -> torch.Tensor:
 
 def require_exportable(*, sleep_mode: bool, allocator_settings: str) -> None:
     """Before a GPU's pool is allocated that another process is to open: CUDA gives a handle for memory of cudaMalloc
-    and cuMemAlloc, and none for what these two map piece by piece. `allocator_settings` are torch's.
+    and cuMemAlloc, and none for what these map piece by piece. `allocator_settings` are torch's (PYTORCH_ALLOC_CONF).
 
     Raises:
         UserError: one of them is on.
     """
-    remedy = "leave it out"
+    remedy = "leave it out, or take the shm channel: the draft then keeps a copy"
     why = "the draft maps the target's KV pool, and CUDA exports no handle of the memory that this allocates"
     if sleep_mode:
         raise UserError("enable_sleep_mode", why, remedy)
-    if "expandable_segments:true" in allocator_settings.replace(" ", "").lower():
-        raise UserError("expandable_segments:True", why, remedy)
+    in_effect = allocator_settings.replace(" ", "").lower()
+    for setting in ("expandable_segments:True", "backend:cudaMallocAsync"):
+        if setting.lower() in in_effect:
+            raise UserError(setting, why, remedy)

@@ -15,6 +15,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from cluster.channel import ChannelError
 from cluster.channel.base import ChannelKind
+from cluster.channel.cuda_exported import ExportedAllocation
 from cluster.channel.exported import ExportedMemory
 from cluster.contract.facts import KVSharing, Role
 from cluster.contract.observe import Observed
@@ -50,16 +51,14 @@ class TargetWorker(ContractWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._last_epoch = 0
-        self._exported: ExportedMemory | None = None
+        self._exported: ExportedMemory | ExportedAllocation | None = None
         self.take_part(self._join())
 
     def built_side(self, specs: Mapping[str, Any], observed: Observed) -> BuiltSide:
-        if self.vllm_config.speculative_config.use_gemma4_mtp() and self.device.type != "cpu":
+        exports = self._kv_exports()
+        if self.vllm_config.speculative_config.use_gemma4_mtp() and self.device.type == "cuda" and "map" in exports:
             require_exportable(
                 sleep_mode=self.model_config.enable_cumem_allocator, allocator_settings=alloc_conf_from_env()
-            )
-            raise NotImplementedError(
-                "a GPU's KV pool isn't exported so far: it has to be allocated by cuMemAlloc, outside torch's pools"
             )
         module = self.model_runner.get_model()
         # Measured here, for the contract fixes the number of blocks before the engine core asks. A GPU's measurement
@@ -77,7 +76,7 @@ class TargetWorker(ContractWorker):
             writes=observed.writes,
             weights=tuple(module.parameters()),
             kv_cache_bytes=self.measured_memory(),
-            kv_exports=_KV_EXPORTS[remote_draft_settings(self.vllm_config.additional_config).channel],
+            kv_exports=exports,
         )
 
     def round_report(self) -> dict[str, Any]:
@@ -86,9 +85,9 @@ class TargetWorker(ContractWorker):
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
-        if self.contract.kv_sharing is not None:
-            self._speculator.share_kv(self.contract, self._shared_kv())
         with self.member.reporting():
+            if self.contract.kv_sharing is not None:
+                self._speculator.share_kv(self.contract, self._shared_kv())
             self._speculator.begin(self._speculator.open_rounds(self.member, self.contract))
         self._speculator.keep_paired(self._pair_again)
 
@@ -144,30 +143,38 @@ class TargetWorker(ContractWorker):
             self._exported.close()
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
-        """vLLM asks for what to allocate in. A pool that the draft maps lies in shared memory from the start."""
-        if tag == "kv_cache" and self.contract.kv_sharing == "map":
-            return PoolAllocator(self._export)
+        """vLLM asks for what to allocate in. A CPU's pool that the draft maps lies in shared memory from the start."""
+        if tag == "kv_cache" and self.contract.kv_sharing == "map" and self.device.type == "cpu":
+            return PoolAllocator(self._allocate_shared)
         context: AbstractContextManager[Any] = super()._maybe_get_memory_pool_context(tag)
         return context
 
-    def _export(self, num_bytes: int) -> torch.Tensor:
-        self._exported = ExportedMemory(num_bytes)
-        return torch.frombuffer(self._exported.memory, dtype=torch.int8)
+    def _kv_exports(self) -> tuple[KVSharing, ...]:
+        channel = remote_draft_settings(self.vllm_config.additional_config).channel
+        if self.device.type == "cuda" and channel == "shm":
+            return ("mirror",)  # between GPUs of which one may not reach the other's memory
+        return _KV_EXPORTS[channel]
+
+    def _allocate_shared(self, num_bytes: int) -> torch.Tensor:
+        self._exported = memory = ExportedMemory(num_bytes)
+        return torch.frombuffer(memory.memory, dtype=torch.int8)
 
     def _shared_kv(self) -> SharedKV:
         """Where the layers of the groups that the draft reads lie, and what scales them."""
-        shared = SharedKV()
-        if self._exported is not None:
-            shared.location, shared.num_bytes = self._exported.location, self.contract.pool_bytes(self.role)
-        for group in self.contract.groups_of(self.role):
-            for name in group.layers if group.shared else ():
-                layer = self._layers[name]
-                if layer._k_scale.numel() > 1 or layer._v_scale.numel() > 1:
-                    raise NotImplementedError(f"{name} has a scale for each head, and one for all is what travels")
-                offset = layer.kv_cache.data_ptr() - self._exported.address if self._exported is not None else 0
-                shared.layers.append(
-                    SharedLayer(name=name, offset=offset, k_scale=layer._k_scale_float, v_scale=layer._v_scale_float)
-                )
+        groups = [group for group in self.contract.groups_of(self.role) if group.shared]
+        layers = {name: self._layers[name] for group in groups for name in group.layers}
+        if self.contract.kv_sharing == "map" and self.device.type == "cuda":
+            self._exported = ExportedAllocation(next(iter(layers.values())).kv_cache)  # vLLM makes one for all layers
+        exported, shared = self._exported, SharedKV()
+        if exported is not None:
+            shared.location, shared.num_bytes = exported.location, exported.num_bytes
+        for name, layer in layers.items():
+            if layer._k_scale.numel() > 1 or layer._v_scale.numel() > 1:
+                raise NotImplementedError(f"{name} has a scale for each head, and one for all is what travels")
+            offset = 0 if exported is None else layer.kv_cache.data_ptr() - exported.address
+            shared.layers.append(
+                SharedLayer(name=name, offset=offset, k_scale=layer._k_scale_float, v_scale=layer._v_scale_float)
+            )
         return shared
 
 

@@ -27,8 +27,8 @@ class ModelFolder:
         return tuple(self.config.get("architectures") or ())
 
     def integer(self, key: str) -> int | None:
-        """A whole number of the text config, or None where the config doesn't say."""
-        value = self.text_config.get(key)
+        """A whole number of the text config, or of the one round it; None where neither says."""
+        value = self.text_config.get(key, self.config.get(key))
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

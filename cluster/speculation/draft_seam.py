@@ -205,8 +205,15 @@ def input_batch(
 
 
 def attention(runner: Any, batch: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Attention metadata and slot mappings by layer for the batch as it is: the target's, on the draft's own pool."""
-    tables, pool = runner.block_tables, runner.kv_cache_config
+    """Attention metadata and slot mappings by layer for the batch as it is: the target's, on the draft's own pool.
+
+    A full graph takes no metadata: it reads where the runner's own batches lie, padded as they are.
+    """
+    tables, pool, buffers = runner.block_tables, runner.kv_cache_config, runner.input_buffers
+    buffers.query_start_loc[: batch.num_reqs + 1].copy_(batch.query_start_loc)
+    buffers.query_start_loc[batch.num_reqs + 1 :].fill_(batch.num_tokens)
+    buffers.seq_lens[: batch.num_reqs].copy_(batch.seq_lens)
+    buffers.seq_lens[batch.num_reqs :].zero_()
     slot_mappings = tables.compute_slot_mappings(
         batch.idx_mapping, batch.query_start_loc, batch.positions, batch.num_tokens
     )

@@ -56,13 +56,16 @@ class HostedSpeculator:
         return draft_seam.pair_again(self._executor, member)
 
     def take_kv(self, shared: SharedKV) -> None:
-        """Read the target's KV, which it has allocated by now. Before the first round of each pairing.
+        """Read the target's KV, which it has allocated by now. Before the first round of each pairing; graphs that read
+        its pages are captured here, so that a GPU's are of one pairing.
 
         Raises:
             ContractError, ChannelUnavailable: it isn't as contracted, or can't be reached.
         """
         assert self._contract is not None  # allocate
-        self._target_kv = TargetKV(self._executor.vllm_config, self._contract, shared)
+        self._target_kv = TargetKV(self._executor.vllm_config, self._contract, shared, self.device)
+        if self._contract.kv_sharing == "map":
+            draft_seam.capture(self._runner)
 
     @property
     def table_widths(self) -> tuple[int, ...]:
@@ -87,8 +90,11 @@ class HostedSpeculator:
         )
 
     def capture(self) -> None:
-        """Capture the draft's CUDA graphs, where the engine has any; takes half a minute. Once, after `allocate`."""
-        draft_seam.capture(self._runner)
+        """Capture the draft's CUDA graphs, where the engine has any; takes half a minute. Once, after `allocate`; those
+        of a draft that maps its target's pages `take_kv` captures."""
+        assert self._contract is not None  # allocate
+        if self._contract.kv_sharing != "map":
+            draft_seam.capture(self._runner)
 
     def propose(self, round: Round) -> torch.Tensor:
         """The drafts [B, K] of a round whose rows of block tables are in their place, in a buffer of the speculator's.

@@ -59,7 +59,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._last_epoch = 0
         self._rejoin: Rejoin[PairedDraft] | None = None
         self._shared_kv: SharedKV | None = None
-        self._stored: target_seam.StoredRows | None = None
+        self._stored: target_seam.StoredRows | target_seam.PageRows | None = None
         self._times = RoundTimes()
         self._pace = Pace(deadline_s=self._settings.round_deadline_s, stall_limit_s=self._settings.stall_limit_s)
         self.faults = Faults(self._settings.faults, "target")
@@ -157,7 +157,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         """The draft reads the target's KV, which is allocated: `shared` says where. Before the rounds are opened."""
         self._shared_kv = shared
         if mirrored := mirrored_layers(contract):
-            self._stored = target_seam.StoredRows(self.vllm_config, mirrored)
+            self._stored = target_seam.kv_rows(self.vllm_config, mirrored, self.device)
 
     def open_rounds(self, member: Member, contract: KVContract) -> PairedDraft:
         """Open the channel to the draft. For the target's worker, once both sides hold what the contract says.
@@ -237,7 +237,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
             temperature=temperature,
             seeds=seeds,
             input_ids=input_batch.input_ids[:T] if self._family.reads_input_ids else None,
-            kv_rows=() if self._stored is None else self._stored.take(T),
+            kv_rows=() if self._stored is None else self._stored.take(T, slot_mappings),
         )
         tables = self._block_tables.input_block_tables
         waited_s = self._times.round_trip

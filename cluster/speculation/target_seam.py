@@ -1,7 +1,7 @@
 """Every private name of vLLM 0.32 that the target's side of the split uses, but for the hook (`speculator_hook`)."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils import get_eagle3_aux_layers_from_config
 from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
+from cluster.errors import UserError
 from cluster.speculation.checkpoint import DUMMY, fill_with_dummies, load_parameters, read_tensors
 
-__all__ = ["DraftModelSpeculator", "FusedStates", "StoredRows"]
+__all__ = ["DraftModelSpeculator", "FusedStates", "PageRows", "StoredRows", "kv_rows"]
 
 
 class StoredRows:
@@ -32,7 +33,7 @@ class StoredRows:
         for name in self._layers:
             self._watch(name, vllm_config.compilation_config.static_forward_context[name].impl)
 
-    def take(self, num_tokens: int) -> tuple[torch.Tensor, ...]:
+    def take(self, num_tokens: int, slot_mappings: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:  # noqa: ARG002
         """For each layer, [T, elements of K and V]: of the forward pass before this, whose tensors are let go."""
         rows = tuple(
             torch.cat([part[:num_tokens].flatten(1) for part in self._rows[name]], dim=1) for name in self._layers
@@ -48,6 +49,45 @@ class StoredRows:
             update(layer, key, value, *where)
 
         impl.do_kv_cache_update = watched
+
+
+class PageRows:
+    """The same of a GPU, read back from its pages: a graph that stores runs no code of ours."""
+
+    def __init__(self, vllm_config: Any, layers: Iterable[str]) -> None:
+        """
+        Raises:
+            UserError: the cache is quantised. Its rows would be quantised again where they go.
+        """
+        context = vllm_config.compilation_config.static_forward_context
+        self._layers = {name: context[name] for name in layers}
+        for name, layer in self._layers.items():
+            if layer.kv_cache.dtype != vllm_config.model_config.dtype:
+                raise UserError(
+                    f"a KV cache of {layer.kv_cache.dtype}",
+                    f"the draft keeps a mirror of {name}, on GPUs so far only of a cache that isn't quantised",
+                    "take the cuda_ipc channel, over which it maps the target's, or leave kv_cache_dtype out",
+                )
+
+    def take(self, num_tokens: int, slot_mappings: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """As of StoredRows. `slot_mappings` are the forward pass's, by layer."""
+        return tuple(
+            _read_rows(layer.kv_cache, slot_mappings[name][:num_tokens], layer.head_size)
+            for name, layer in self._layers.items()
+        )
+
+
+def _read_rows(pages: torch.Tensor, slots: torch.Tensor, head_size: int) -> torch.Tensor:
+    """Of pages [B, H, N, K beside V] the rows of these slots: [T, all K before all V]."""
+    num_states = pages.shape[2]
+    both = pages[slots // num_states, :, slots % num_states]
+    return torch.cat([both[..., :head_size].flatten(1), both[..., head_size:].flatten(1)], dim=1)
+
+
+def kv_rows(vllm_config: Any, layers: Iterable[str], device: torch.device) -> StoredRows | PageRows:
+    """How a target on this device tells what it has stored in these layers."""
+    kind = StoredRows if device.type == "cpu" else PageRows
+    return kind(vllm_config, layers)
 
 
 _OURS = re.compile(r"(?:.*\.)?(?P<parameter>(?P<module>fc|input_norm|fc_norm)\.[\w.]+)")

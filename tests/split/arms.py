@@ -1,5 +1,6 @@
 """The same pair twice, draft in the target's process and in one of its own, and a record of every round."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ HYBRID_BLOCKS = {"gemma4-dspark-agreeing": (61, 35), "gemma4-mtp-agreeing": (35,
 BLOCK_SIZE = 32  # the smallest of vLLM's CPU attention
 # (from, to, K): how many tokens are drafted with so many requests. So K = 0 occurs where there are many.
 TOKENS_BY_REQUESTS = [(1, 7, 4), (8, 12, 2), (13, 16, 0)]
+REJOIN_DEADLINE_S = 200
+"""For a process to start, import vLLM and load, on a machine that does other things."""
 
 
 class SplitSettings(EngineSettings):
@@ -121,6 +124,14 @@ def pair_settings(name: str, folder: Path, **sizes: Any) -> EngineSettings:
 
 def greedy(prompt: Sequence[int], max_tokens: int) -> GenerationRequest:
     return GenerationRequest(prompt_token_ids=tuple(prompt), max_tokens=max_tokens, ignore_eos=True)
+
+
+def await_draft(arm: Arm) -> None:
+    """Until the draft that was lost, or another, can answer."""
+    deadline = time.monotonic() + REJOIN_DEADLINE_S
+    while remote(arm).draft_epoch == 0:
+        assert time.monotonic() < deadline, "the draft never came back"
+        time.sleep(0.05)
 
 
 def separate_of(arm: Arm) -> SeparateEngine:

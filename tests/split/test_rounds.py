@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cluster.engine.in_process import GenerationRequest
-from tests.split.arms import BLOCK_SIZE, Arm, Arms, Round, Row, greedy, remote, separate_of
+from tests.split.arms import BLOCK_SIZE, Arm, Arms, Round, Row, await_draft, greedy, remote, separate_of
 
 SHORT, MEDIUM, LONG = range(7, 11), range(40, 60), range(100, 290)
 
@@ -60,6 +60,21 @@ def test_blocks_that_changed_hands(arms: Arms) -> None:
         arms.compare([greedy([*prompt, 7], 12) for prompt in prompts])
     assert any(was_preempted(rounds, request) for request in range(len(prompts)))
     assert sum(times > 2 for times in Counter(poisoned).values()) > 10  # they had one owner after the other
+
+
+def test_a_block_that_changes_hands_too_early(arms: Arms) -> None:
+    """The fault that the test before looks for: a new owner writes while a request's last round is yet to be read. One
+    round is enough to show, and it spoils drafts, nothing else."""
+    if arms.separate.contract.kv_sharing is None:
+        pytest.skip("this draft reads none of its target's KV")
+    requests = [greedy(range(first, first + 4), 24) for first in range(10, 130, 20)]
+    expected, rounds = arms.colocated.run(requests)
+    with overwritten_before_it_is_read(arms.separate, round_number=5):
+        completions, seeded = arms.separate.run(requests)
+    assert seeded[:5] == rounds[:5]
+    assert seeded != rounds
+    assert [each.token_ids for each in completions] == [each.token_ids for each in expected]
+    arms.compare(requests)
 
 
 def test_an_abort_in_mid_stream(arms: Arms) -> None:
@@ -122,6 +137,24 @@ def test_a_draft_that_forgets_its_context(arms: Arms) -> None:
     assert (arms.separate.rounds == rounds) == (arms.separate.contract.kv_sharing == "map")
 
 
+def test_a_mirror_that_starts_again(arms: Arms) -> None:
+    """A new process's mirror is empty: what runs, and what is cached, is computed again for it before it proposes."""
+    if arms.separate.contract.kv_sharing != "mirror":
+        pytest.skip("this draft keeps no mirror")
+    requests = [greedy(LONG, 40), greedy(MEDIUM, 30)]
+    arms.compare(requests)  # and so it is cached
+    arms.colocated.engine.vllm_engine.reset_prefix_cache()
+    expected, _ = arms.colocated.run(requests)
+    separate_of(arms.separate).draft_process.kill()
+    alone, _ = arms.separate.run(requests)
+    await_draft(arms.separate)
+    back, _ = arms.separate.run(requests)
+    for completions in (alone, back):
+        assert [each.token_ids for each in completions] == [each.token_ids for each in expected]
+    again, _ = arms.compare(requests)
+    assert all(completion.num_cached_tokens for completion in again)
+
+
 def test_a_target_whose_draft_has_gone(arms: Arms) -> None:
     """The last test of a pair. A round's proposal is then the last known token, for every family."""
     separate_of(arms.separate).stop_draft()
@@ -176,6 +209,44 @@ def poisoned_blocks(arm: Arm) -> Iterator[list[int]]:
         yield poisoned
     finally:
         pool.get_new_blocks, pool.free_blocks = get_new_blocks, free_blocks
+
+
+@contextmanager
+def overwritten_before_it_is_read(arm: Arm, *, round_number: int) -> Iterator[None]:
+    """In this round every request's first block has what a new owner of it would write: the pages while the draft reads
+    them, or the rows of its mirror before they go."""
+    speculator, layers = remote(arm), arm.engine.vllm_engine.vllm_config.compilation_config.static_forward_context
+    caches = [layers[name].kv_cache for group in arm.contract.groups_of("target") for name in group.layers]
+    propose, stored = speculator.propose, speculator._stored
+
+    def overwriting(batch: Any, *arguments: Any, **keywords: Any) -> Any:
+        if len(arm.rounds) != round_number:
+            return propose(batch, *arguments, **keywords)
+        tables = [table[: batch.num_reqs, 0] for table in speculator._block_tables.input_block_tables]
+        blocks = torch.cat(tables).unique()
+        before = [cache[blocks] for cache in caches]
+        with torch.inference_mode():
+            for cache in caches:
+                cache[blocks] = 1e4
+        drafts = propose(batch, *arguments, **keywords)
+        with torch.inference_mode():
+            for cache, pages in zip(caches, before, strict=True):
+                cache[blocks] = pages
+        return drafts
+
+    def taking(*arguments: Any) -> Any:
+        rows = take(*arguments)
+        return tuple(torch.full_like(each, 1e4) for each in rows) if len(arm.rounds) == round_number else rows
+
+    speculator.propose = overwriting
+    if stored is not None:
+        take, stored.take = stored.take, taking
+    try:
+        yield
+    finally:
+        speculator.propose = propose
+        if stored is not None:
+            stored.take = take
 
 
 def abort_after(arm: Arm, requests: list[GenerationRequest], *, deltas: int) -> None:

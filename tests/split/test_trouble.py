@@ -12,7 +12,7 @@ from cluster.channel.process import ProcessIdentity
 from cluster.engine.in_process import Completion, InProcessEngine
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
-from tests.split.arms import Arm, greedy, pair_settings, remote, separate_of
+from tests.split.arms import Arm, await_draft, greedy, pair_settings, remote, separate_of
 from tests.split.engines import endless_target
 from tests.split.processes import Child
 
@@ -20,8 +20,6 @@ PAIR = "qwen3-dspark-agreeing"  # drafts are accepted, so a wrong one would show
 REQUESTS = [greedy(range(40, 60), 30), greedy(range(7, 11), 24), greedy(range(100, 180), 30)]
 DEADLINE_S = 3.0
 STALL_LIMIT_S = 0.5
-REJOIN_DEADLINE_S = 200
-"""For a process to start, import vLLM and load, on a machine that does other things."""
 END_DEADLINE_S = 1.0
 
 Start = Callable[..., Any]
@@ -61,13 +59,6 @@ def run_with(arm: Arm, after_rounds: int, event: Callable[[], None]) -> tuple[li
             happened = True
     assert happened
     return [tuple(answer) for answer in answers], longest
-
-
-def await_draft(arm: Arm) -> None:
-    deadline = time.monotonic() + REJOIN_DEADLINE_S
-    while remote(arm).draft_epoch == 0:
-        assert time.monotonic() < deadline, "the draft never came back"
-        time.sleep(0.05)
 
 
 def accepted(completions: list[Completion]) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cluster.errors import UserError
 from cluster.models.draft import auxiliary_layers, detect_method, plan_speculation, trained_tokens
 from cluster.models.folder import ModelFolder
 
@@ -59,3 +60,13 @@ def test_a_nested_text_config_is_where_the_numbers_are() -> None:
     target = folder("/models/t", text_config={"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 9})
     draft = folder("/models/d", "Gemma4DSparkModel", target_layer_ids=[8], block_size=4)
     assert plan_speculation(target, draft, 3).num_speculative_tokens == 3
+
+
+def test_an_assistant_may_be_narrower_than_the_states_that_it_reads() -> None:
+    """As Gemma 4's: the size of the target's states is beside its own text config."""
+    text = {"vocab_size": 512, "hidden_size": 16, "num_hidden_layers": 2}
+    narrow = folder("d", "Gemma4AssistantForCausalLM", text_config=text, backbone_hidden_size=64)
+    assert plan_speculation(folder("t"), narrow, 3).method == "mtp"
+    of_another = folder("d", "Gemma4AssistantForCausalLM", text_config=text, backbone_hidden_size=32)
+    with pytest.raises(UserError, match="reads hidden states of size 32"):
+        plan_speculation(folder("t"), of_another, 3)

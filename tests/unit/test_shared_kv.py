@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cluster.channel import ChannelUnavailable
+from cluster.channel.cuda_exported import tensor_at
 from cluster.channel.exported import ExportedMemory, MappedMemory
 from cluster.engine.kv_pool import PoolAllocator, require_exportable, without_memory
 from cluster.errors import UserError
@@ -54,6 +55,15 @@ def test_memory_that_is_gone_or_another_is_refused(exported: ExportedMemory) -> 
         MappedMemory("elsewhere", 8192)
 
 
+def test_a_tensor_over_memory_that_torch_does_not_own_is_that_memory() -> None:
+    """As of a GPU's that another process exported."""
+    owned = torch.arange(64, dtype=torch.uint8)
+    seen = tensor_at(owned.data_ptr() + 8, 56, torch.device("cpu"))
+    assert torch.equal(seen, owned[8:])
+    owned.view(torch.float32)[3] = 1.5
+    assert seen.view(torch.float32).as_strided((2,), (2,), 1).tolist()[0] == 1.5
+
+
 def test_only_the_pool_of_an_allocation_is_replaced() -> None:
     sizes: list[int] = []
 
@@ -75,6 +85,7 @@ def test_only_the_pool_of_an_allocation_is_replaced() -> None:
             {"sleep_mode": False, "allocator_settings": "max_split_size_mb:64, expandable_segments: True"},
             "expandable_segments:True",
         ),
+        ({"sleep_mode": False, "allocator_settings": "backend:cudaMallocAsync"}, "backend:cudaMallocAsync"),
     ],
 )
 def test_an_allocator_that_exports_nothing_is_refused_with_the_remedy(settings: dict[str, object], named: str) -> None:

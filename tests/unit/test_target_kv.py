@@ -11,8 +11,9 @@ from cluster.channel.exported import ExportedMemory, MappedMemory
 from cluster.contract.errors import ContractError
 from cluster.contract.negotiate import negotiate
 from cluster.contract.policy import Policy
+from cluster.errors import UserError
 from cluster.speculation.target_kv import _pages, _scale
-from cluster.speculation.target_seam import StoredRows
+from cluster.speculation.target_seam import PageRows, StoredRows
 from tests.unit.test_contract_pairs import gemma_4_mtp
 
 CONTRACT = negotiate(*gemma_4_mtp(), Policy(num_gpu_blocks=4))
@@ -39,10 +40,38 @@ def test_rows_are_those_of_the_last_step_in_the_order_of_the_layers() -> None:
             layer.impl.do_kv_cache_update(layer, key, value, slots)
             layer.last = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
             assert layer.impl.stored[-1] == (layer, key, value, slots), name
-    taken = rows.take(3)
+    taken = rows.take(3, {})
     assert len(taken) == 2
     assert torch.equal(taken[0], layers["c"].last[:3])
     assert torch.equal(taken[1], layers["a"].last[:3])
+
+
+@pytest.mark.parametrize("place", [(0, 1, 2, 3), (0, 2, 1, 3)])  # heads before states in memory, and after them
+def test_rows_of_a_gpu_are_read_back_from_where_they_were_stored(place: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    length = {0: 5, 1: 2, 2: 4, 3: 7}  # blocks, heads, states a block, and 4 elements of K beside 3 of V
+    pages = torch.zeros([length[axis] for axis in place]).permute(place)
+    key, value = (torch.randn(6, 2, width, generator=generator) for width in (4, 3))
+    slots = torch.tensor([19, 4, 7, 8, 0, 13])
+    for slot, k, v in zip(slots.tolist(), key, value, strict=True):
+        pages[slot // 4, :, slot % 4] = torch.cat([k, v], dim=1)
+    layer = SimpleNamespace(kv_cache=pages, head_size=4)
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context={"a": layer}),
+        model_config=SimpleNamespace(dtype=torch.float32),
+    )
+    (rows,) = PageRows(config, ["a"]).take(5, {"a": slots})
+    assert torch.equal(rows, torch.cat([key.flatten(1), value.flatten(1)], dim=1)[:5])
+
+
+def test_a_quantised_cache_is_not_mirrored_on_a_gpu() -> None:
+    layer = SimpleNamespace(kv_cache=torch.zeros(1, 1, 1, 2, dtype=torch.uint8), head_size=1)
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context={"a": layer}),
+        model_config=SimpleNamespace(dtype=torch.bfloat16),
+    )
+    with pytest.raises(UserError, match=r"torch.uint8.*cuda_ipc"):
+        PageRows(config, ["a"])
 
 
 @pytest.mark.parametrize("name", ["full", "sliding"])
@@ -51,7 +80,7 @@ def test_pages_are_where_the_contract_has_them(name: str) -> None:
     exported = ExportedMemory(CONTRACT.pool_bytes("target"))
     offset = group.page_size_bytes  # of the next layer or block: wherever its owner put it
     mapped = MappedMemory(exported.location, CONTRACT.pool_bytes("target"))
-    pages = _pages(mapped, group, offset)
+    pages = _pages(torch.frombuffer(mapped.memory, dtype=torch.uint8), group, offset)
     size = pages.element_size()
     assert str(pages.dtype) == f"torch.{group.dtype}"
     assert (*pages.shape[:3], pages.shape[3] * size) == group.shape
