@@ -26,6 +26,7 @@ SIZES = RoundSizes(
     ),
     with_input_ids=True,
     draft_logits_dtype=None,
+    kv_row_sizes=(8, 4),
 )
 CODEC = MessageCodec(SIZES, "0f" * 32)
 
@@ -43,7 +44,7 @@ class Recording:
         self.came: list[dict[str, torch.Tensor]] = []
 
     def propose(self, round: Round) -> torch.Tensor:
-        self.came.append({name: getattr(round, name).clone() for name in TENSORS})
+        self.came.append({name: tensor.clone() for name, tensor in tensors_of(round).items()})
         return round.last_sampled[round.idx_mapping] + torch.arange(10, 10 + K, device=self.device)
 
 
@@ -60,6 +61,12 @@ TENSORS = (
     "seeds",
     "input_ids",
 )
+
+
+def tensors_of(round: Round) -> dict[str, torch.Tensor]:
+    """All that travels, but for the block tables."""
+    rows = {f"kv_rows[{i}]": rows for i, rows in enumerate(round.kv_rows)}
+    return {name: getattr(round, name) for name in TENSORS} | rows
 
 
 def round_of(
@@ -91,6 +98,7 @@ def round_of(
         temperature=torch.rand(slots, generator=random).to(device),
         seeds=some(slots, below=1000, dtype=torch.int64),
         input_ids=some(T, below=100, dtype=torch.int32),
+        kv_rows=tuple(torch.randn(T, size, generator=random).to(device, torch.bfloat16) for size in SIZES.kv_row_sizes),
     ), tables
 
 

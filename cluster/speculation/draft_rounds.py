@@ -1,7 +1,7 @@
 """The draft's end of both ways of a round: as a message, or through device memory."""
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from cluster.speculation.messages import (
     reply_section,
 )
 from cluster.speculation.round import Round
+
+_STATES: Final = ("hidden_states", "kv_rows[")
+"""Tensors of the model's type, which numpy doesn't have."""
 
 
 def serve_rounds(hosted: HostedSpeculator, channel: Channel, codec: MessageCodec, *, epoch: int) -> str:
@@ -149,6 +152,7 @@ class DeviceDraft:
             temperature=inputs["temperature"],
             seeds=inputs["seeds"],
             input_ids=inputs["input_ids"][:T] if "input_ids" in inputs else None,
+            kv_rows=tuple(inputs[f"kv_rows[{i}]"][:T] for i in range(len(self._codec.sizes.kv_row_sizes))),
         )
 
 
@@ -159,7 +163,7 @@ def _inputs(layout: DeviceLayout, sizes: RoundSizes, hosted: HostedSpeculator) -
     }
     for tensor in layout.tensors:
         if tensor.name not in inputs:
-            name = sizes.hidden_dtype if tensor.name == "hidden_states" else tensor.dtype.name
+            name = sizes.hidden_dtype if tensor.name.startswith(_STATES) else tensor.dtype.name
             buffer = torch.empty(tensor.shape, dtype=getattr(torch, name), device=hosted.device)
             inputs[tensor.name] = (buffer,)
     return inputs

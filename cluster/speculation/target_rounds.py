@@ -162,6 +162,7 @@ class DeviceRounds(TargetRounds):
 
     def _copies(self, request: Layout, round: Round, block_tables: Sequence[torch.Tensor]) -> list[Copy]:
         rows = {f"block_tables[{i}]": table for i, table in enumerate(block_tables)}
+        rows |= {f"kv_rows[{i}]": of_layer for i, of_layer in enumerate(round.kv_rows)}
         copies = []
         for section in request.sections:
             name = section.tensor.name

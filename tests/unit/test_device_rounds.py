@@ -35,7 +35,7 @@ from cluster.speculation.messages import (  # noqa: E402
 from cluster.speculation.rounds import RoundTimes  # noqa: E402
 from cluster.speculation.target_rounds import DeviceRounds  # noqa: E402
 from cluster.speculation.watch import RoundWatch  # noqa: E402
-from tests.rounds import CODEC, CPU, DEADLINE_S, SIZES, K, Recording, drafts_of, round_of  # noqa: E402
+from tests.rounds import CODEC, CPU, DEADLINE_S, SIZES, K, Recording, drafts_of, round_of, tensors_of  # noqa: E402
 
 
 class EagerChannel(DeviceChannel):
@@ -131,7 +131,7 @@ def test_a_round_arrives_as_it_was_sent_and_so_does_its_reply(target: DeviceRoun
         drafts = drafts_of(len(lengths))
         target.propose(round, tables, drafts)
         for name, tensor in draft.came[-1].items():
-            assert torch.equal(tensor, getattr(round, name)), name
+            assert torch.equal(tensor, tensors_of(round)[name]), name
         for own, sent in zip(draft.block_tables, tables, strict=True):
             assert all(torch.equal(table[: len(lengths)], sent) for table in own)
         assert torch.equal(drafts, round.last_sampled[round.idx_mapping] + torch.tensor([10, 11, 12]))

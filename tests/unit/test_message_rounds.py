@@ -13,7 +13,7 @@ from cluster.speculation.messages import max_reply_bytes, max_request_bytes
 from cluster.speculation.pace import Pace
 from cluster.speculation.rounds import RoundTimes
 from cluster.speculation.target_rounds import TargetRounds, target_rounds
-from tests.rounds import CODEC, CPU, DEADLINE_S, SIZES, K, Recording, drafts_of, round_of
+from tests.rounds import CODEC, CPU, DEADLINE_S, SIZES, K, Recording, drafts_of, round_of, tensors_of
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_round_arrives_as_it_was_sent_and_so_does_its_reply(
         drafts = drafts_of(len(lengths))
         target.propose(round, tables, drafts)
         for name, tensor in draft.came[-1].items():
-            assert torch.equal(tensor, getattr(round, name)), name
+            assert torch.equal(tensor, tensors_of(round)[name]), name
         for own, sent in zip(draft.block_tables, tables, strict=True):
             assert all(torch.equal(table[: len(lengths)], sent) for table in own)
         more = torch.tensor([10, 11, 12]) * (torch.arange(K) < K - seed)

@@ -25,7 +25,7 @@ from cluster.speculation.draft_rounds import DeviceDraft  # noqa: E402
 from cluster.speculation.messages import max_notice_bytes, max_reply_bytes, max_request_bytes  # noqa: E402
 from cluster.speculation.rounds import RoundTimes  # noqa: E402
 from cluster.speculation.target_rounds import DeviceRounds  # noqa: E402
-from tests.rounds import CODEC, CPU, DEADLINE_S, SIZES, K, Recording, drafts_of, round_of  # noqa: E402
+from tests.rounds import CODEC, CPU, DEADLINE_S, SIZES, K, Recording, drafts_of, round_of, tensors_of  # noqa: E402
 
 Notices = queue.SimpleQueue[bytes | None]
 
@@ -129,7 +129,7 @@ def test_what_a_round_has_is_enough(sides: tuple[Side, Side]) -> None:
         drafts = drafts_of(len(lengths))
         target.propose(round, tables, drafts)
         for name, tensor in hosted.came[-1].items():
-            assert torch.equal(tensor, getattr(round, name)), name
+            assert torch.equal(tensor, tensors_of(round)[name]), name
         assert torch.equal(drafts, round.last_sampled[round.idx_mapping] + torch.tensor([10, 11, 12]))
         assert len(lengths) == 4 or (draft_side.request_buffer[-64:] == 0xFF).all()
     target.close()

@@ -91,14 +91,14 @@ class DeviceLayout:
     def __init__(self, sizes: RoundSizes) -> None:
         """
         Raises:
-            MessageError: a row of states isn't whole 4-byte words, in which the kernels copy.
+            MessageError: a row isn't whole 4-byte words, in which the kernels copy.
         """
         self._sizes = sizes
         largest = self._on_the_device(sizes.max_num_reqs, sizes.max_num_batched_tokens)
         self.tensors = tuple(section.tensor for section in largest.sections)
-        states = request_layout(sizes, 1, 1).sections[0]
-        if states.num_bytes % _WORD_BYTES:
-            raise MessageError(f"a row of {states.tensor.name} has {states.num_bytes} bytes, not whole words of 4")
+        for row in self._on_the_device(1, 1).sections:
+            if row.num_bytes % _WORD_BYTES:
+                raise MessageError(f"a row of {row.tensor.name} has {row.num_bytes} bytes, not whole words of 4")
         self.of = lru_cache(_LENGTHS_KEPT)(self._on_the_device)
 
     def _on_the_device(self, num_reqs: int, num_tokens: int) -> Layout:
