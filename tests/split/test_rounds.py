@@ -63,8 +63,8 @@ def test_blocks_that_changed_hands(arms: Arms) -> None:
 
 
 def test_a_block_that_changes_hands_too_early(arms: Arms) -> None:
-    """The fault that the test before looks for, on purpose: a new owner writes to what the draft is yet to read. It shows,
-    and it spoils drafts, nothing else."""
+    """The fault that the test before looks for, on purpose: a new owner writes to what the draft is yet to read. It
+    shows, and it spoils drafts, nothing else."""
     if arms.separate.contract.kv_sharing is None:
         pytest.skip("this draft reads none of its target's KV")
     requests = [greedy(range(first, first + 4), 24) for first in range(10, 130, 20)]
@@ -213,8 +213,8 @@ def poisoned_blocks(arm: Arm) -> Iterator[list[int]]:
 
 @contextmanager
 def overwritten_before_it_is_read(arm: Arm, *, from_round: int) -> Iterator[None]:
-    """From this round on each request's first block has what a new owner would write: in its pages while the draft reads
-    them, or in the rows that go to its mirror."""
+    """From this round on each request's first block has what a new owner would write: in its pages while the draft
+    reads them, or in the rows that go to its mirror."""
     speculator, layers = remote(arm), arm.engine.vllm_engine.vllm_config.compilation_config.static_forward_context
     caches = [layers[name].kv_cache for group in arm.contract.groups_of("target") for name in group.layers]
     propose, stored = speculator.propose, speculator._stored
