@@ -63,15 +63,15 @@ def test_blocks_that_changed_hands(arms: Arms) -> None:
 
 
 def test_a_block_that_changes_hands_too_early(arms: Arms) -> None:
-    """The fault that the test before looks for: a new owner writes while a request's last round is yet to be read. One
-    round is enough to show, and it spoils drafts, nothing else."""
+    """The fault that the test before looks for, on purpose: a new owner writes to what the draft is yet to read. It
+    shows, and it spoils drafts, nothing else."""
     if arms.separate.contract.kv_sharing is None:
         pytest.skip("this draft reads none of its target's KV")
     requests = [greedy(range(first, first + 4), 24) for first in range(10, 130, 20)]
     expected, rounds = arms.colocated.run(requests)
-    with overwritten_before_it_is_read(arms.separate, round_number=5):
+    with overwritten_before_it_is_read(arms.separate, from_round=4):
         completions, seeded = arms.separate.run(requests)
-    assert seeded[:5] == rounds[:5]
+    assert seeded[:4] == rounds[:4]
     assert seeded != rounds
     assert [each.token_ids for each in completions] == [each.token_ids for each in expected]
     arms.compare(requests)
@@ -141,8 +141,8 @@ def test_a_mirror_that_starts_again(arms: Arms) -> None:
     """A new process's mirror is empty: what runs, and what is cached, is computed again for it before it proposes."""
     if arms.separate.contract.kv_sharing != "mirror":
         pytest.skip("this draft keeps no mirror")
-    requests = [greedy(LONG, 40), greedy(MEDIUM, 30)]
-    arms.compare(requests)  # and so it is cached
+    requests = [greedy(range(400, 280, -1), 40), greedy(range(80, 60, -1), 30)]  # new: the last mirror was wiped
+    arms.compare(requests)
     arms.colocated.engine.vllm_engine.reset_prefix_cache()
     expected, _ = arms.colocated.run(requests)
     separate_of(arms.separate).draft_process.kill()
@@ -152,7 +152,7 @@ def test_a_mirror_that_starts_again(arms: Arms) -> None:
     for completions in (alone, back):
         assert [each.token_ids for each in completions] == [each.token_ids for each in expected]
     again, _ = arms.compare(requests)
-    assert all(completion.num_cached_tokens for completion in again)
+    assert again[0].num_cached_tokens >= 2 * BLOCK_SIZE
 
 
 def test_a_target_whose_draft_has_gone(arms: Arms) -> None:
@@ -212,18 +212,18 @@ def poisoned_blocks(arm: Arm) -> Iterator[list[int]]:
 
 
 @contextmanager
-def overwritten_before_it_is_read(arm: Arm, *, round_number: int) -> Iterator[None]:
-    """In this round every request's first block has what a new owner of it would write: the pages while the draft reads
-    them, or the rows of its mirror before they go."""
+def overwritten_before_it_is_read(arm: Arm, *, from_round: int) -> Iterator[None]:
+    """From this round on each request's first block has what a new owner would write: in its pages while the draft
+    reads them, or in the rows that go to its mirror."""
     speculator, layers = remote(arm), arm.engine.vllm_engine.vllm_config.compilation_config.static_forward_context
     caches = [layers[name].kv_cache for group in arm.contract.groups_of("target") for name in group.layers]
     propose, stored = speculator.propose, speculator._stored
 
     def overwriting(batch: Any, *arguments: Any, **keywords: Any) -> Any:
-        if len(arm.rounds) != round_number:
+        if len(arm.rounds) < from_round:
             return propose(batch, *arguments, **keywords)
         tables = [table[: batch.num_reqs, 0] for table in speculator._block_tables.input_block_tables]
-        blocks = torch.cat(tables).unique()
+        blocks = torch.cat(tables).unique().long()
         before = [cache[blocks] for cache in caches]
         with torch.inference_mode():
             for cache in caches:
@@ -236,7 +236,7 @@ def overwritten_before_it_is_read(arm: Arm, *, round_number: int) -> Iterator[No
 
     def taking(*arguments: Any) -> Any:
         rows = take(*arguments)
-        return tuple(torch.full_like(each, 1e4) for each in rows) if len(arm.rounds) == round_number else rows
+        return rows if len(arm.rounds) < from_round else tuple(torch.full_like(each, 1e4) for each in rows)
 
     speculator.propose = overwriting
     if stored is not None:
