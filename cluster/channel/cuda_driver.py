@@ -68,14 +68,6 @@ def unregister_host_memory(address: int) -> None:
     _call("cuMemHostUnregister", address)
 
 
-def shares_by_mps() -> bool:
-    """Whether processes work on the current GPU at the same time, under CUDA's Multi-Process Service."""
-    (device,) = _call("cuCtxGetDevice")
-    attribute = _driver().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED
-    (enabled,) = _call("cuDeviceGetAttribute", attribute, device)
-    return bool(enabled)
-
-
 def create_stream() -> int:
     """One that no other part of this process has, as it may with those of torch's pool."""
     (stream,) = _call("cuStreamCreate", _STREAM_NON_BLOCKING)

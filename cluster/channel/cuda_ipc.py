@@ -4,7 +4,6 @@ Whatever the target's stream touches is the target's own: the buffers, in its GP
 shared memory that both GPUs have mapped. So the end of a draft takes nothing away from under it.
 """
 
-import logging
 import mmap
 import os
 from collections.abc import Sequence
@@ -22,8 +21,6 @@ from cluster.channel.gpu import current_gpu, current_stream, uuid_of
 from cluster.channel.segment import SharedSegment, creator_of, open_descriptor, unlink
 from cluster.channel.shm import ShmChannel, ShmOffer
 from cluster.contract.codec import from_plain, parse, to_plain, to_text
-
-log = logging.getLogger(__name__)
 
 _LINE_BYTES: Final = 128
 """Each flag has cache lines of its own."""
@@ -134,11 +131,6 @@ class CudaIpcChannel(DeviceChannel):
             raise _unreachable(location.gpu, str(error)) from error
         finally:
             os.close(descriptor)
-        if location.gpu == uuid_of(torch.cuda.current_device()) and not cuda_driver.shares_by_mps():
-            log.warning(
-                "target and draft share a GPU without CUDA's Multi-Process Service, so that it changes between them "
-                "twice a round, which takes 0.3 ms; start `nvidia-cuda-mps-control -d` before them"
-            )
         ring = ShmChannel.open(location.ring)  # last: the target takes it for the whole
         return cls(ring, flags, buffers)
 
