@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from cluster.commands.terminal import DebugOption, JsonOption, command, messages
+from cluster.commands.terminal import DebugOption, JsonOption, command, messages, output
 from cluster.engine.cpu import profile
 from cluster.engine.in_process import GenerationRequest, InProcessEngine
 from cluster.engine.settings import EngineSettings
@@ -127,7 +126,7 @@ def main(
         figures = asdict(times) | {"outside_forward_ms": times.outside_forward_ms}
         print(json.dumps(figures | {"kernels": [asdict(kernel) for kernel in kernels]}))
         return
-    console = Console(highlight=False)
+    console = output()
     console.print(
         f"{times.tokens_per_second:.1f} tokens/s, one stream, {times.steps} steps\n"
         f"step {times.step_ms:.0f} ms = forward pass {times.forward_ms:.0f} ms + outside it "

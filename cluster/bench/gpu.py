@@ -12,7 +12,6 @@ from dataclasses import asdict
 from typing import Annotated, Final, get_args
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from cluster.bench.dummy_pair import Shape, logits_bytes
@@ -20,7 +19,7 @@ from cluster.bench.environment import environment
 from cluster.bench.gpu_arm import ArmFacts, Workload
 from cluster.bench.gpu_arms import COLOCATED, ArmShape, Throughput, as_plain, measure, on_one_gpu, on_two_gpus, started
 from cluster.channel.base import ChannelKind
-from cluster.commands.terminal import DebugOption, JsonOption, command
+from cluster.commands.terminal import DebugOption, JsonOption, command, output
 from cluster.engine.cpu import profile
 from cluster.errors import UserError
 
@@ -81,7 +80,7 @@ def main(
         }
         print(json.dumps(document))
         return
-    console = Console(highlight=False)
+    console = output()
     console.print(_speeds(figures))
     if parts:
         console.print(_parts(figures))

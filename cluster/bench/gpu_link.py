@@ -15,13 +15,12 @@ from typing import Annotated, Final, cast
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from cluster.bench.environment import environment
 from cluster.channel import ChannelAddress, ChannelKind, offer_channel, open_channel
 from cluster.channel.device import DeviceChannel
-from cluster.commands.terminal import DebugOption, JsonOption, command, messages
+from cluster.commands.terminal import DebugOption, JsonOption, command, messages, output
 from cluster.errors import UserError
 from cluster.speculation.device_kernels import Copier, Copy
 
@@ -166,7 +165,7 @@ def main(
     for num_bytes in SIZES:
         row = {figure.way: figure for figure in figures if figure.num_bytes == num_bytes}
         table.add_row(f"{num_bytes:,}", *(_shown(row[way]) for way in ways))
-    Console(highlight=False).print(table)
+    output().print(table)
 
 
 def _shown(figure: LinkFigure) -> str:

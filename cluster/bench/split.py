@@ -14,12 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from cluster.bench import two_engines
 from cluster.channel.base import ChannelKind
-from cluster.commands.terminal import DebugOption, JsonOption, command, messages
+from cluster.commands.terminal import DebugOption, JsonOption, command, messages, output
 from cluster.contract.policy import Policy
 from cluster.engine.in_process import GenerationRequest, InProcessEngine
 from cluster.engine.separate import SeparateEngine
@@ -269,7 +268,7 @@ def main(
     if json_output:
         print(json.dumps({"channel": channel, "num_speculative_tokens": tokens, "prices": list(map(asdict, prices))}))
         return
-    Console(highlight=False).print(_table(prices))
+    output().print(_table(prices))
 
 
 _ROWS = {

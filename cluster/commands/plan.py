@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.commands.terminal import messages
+from cluster.commands.terminal import messages, output
 from cluster.contract.contract import GroupContract, KVContract
 from cluster.contract.errors import ContractError
 from cluster.contract.facts import ConfigWrite, Role, SideFacts
@@ -81,7 +81,7 @@ def plan(settings: EngineSettings | None, known: Sequence[SideFacts], options: P
     if options.json_output:
         print(json.dumps(_document(contract=contract, memory=memory)))
     else:
-        Console(highlight=False).print(_report(target, draft, contract, memory))
+        output().print(_report(target, draft, contract, memory))
     return contract
 
 

@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -12,6 +12,8 @@ from cluster.errors import UserError
 
 # Text goes to standard output, everything about it to standard error: a pipe gets the text alone.
 messages = Console(stderr=True, highlight=False)
+
+_FILE_WIDTH: Final = 160
 
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show vLLM's log and, for an error, where it arose.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
@@ -32,6 +34,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(2) from error
 
     return run
+
+
+def output() -> Console:
+    """Standard output for tables: those in a file or a pipe aren't cut to a terminal's width."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
 
 
 def _set_log_levels(debug: bool) -> None:

@@ -10,14 +10,13 @@ from dataclasses import asdict, replace
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from cluster.bench import two_engines
 from cluster.bench.faults.rows import Bench, Row
 from cluster.channel.base import ChannelKind
 from cluster.channel.faults import FaultsConfig
-from cluster.commands.terminal import DebugOption, JsonOption, command, messages
+from cluster.commands.terminal import DebugOption, JsonOption, command, messages, output
 from cluster.engine.in_process import InProcessEngine
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
@@ -78,7 +77,7 @@ def main(
     if json_output:
         print(json.dumps({"schema": SCHEMA, "rows": [asdict(row) | {"is_met": row.is_met} for row in rows]}))
     else:
-        Console(highlight=False).print(_table(rows))
+        output().print(_table(rows))
     if not all(row.is_met for row in rows):
         raise typer.Exit(1)
 
