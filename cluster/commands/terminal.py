@@ -39,7 +39,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def output() -> Console:
     """Standard output for tables: those in a file or a pipe aren't cut to a terminal's width."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=_FILE_WIDTH)
 
 
 def _set_log_levels(debug: bool) -> None:
