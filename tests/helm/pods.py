@@ -1,6 +1,6 @@
-"""Pods on this machine: each has a network of its own, the chart's names in its hosts file, a read-only root file
-system, and folders for volumes. What KubeRay adds to a pod, the command that starts Ray and RAY_ADDRESS, is added here;
-the rest is the chart's, word for word but for the paths of volumes.
+"""Pods on this machine: each has network, processes and shared memory of its own, the chart's names in its hosts file,
+a read-only root file system, and folders for volumes. What KubeRay adds to a pod, the command that starts Ray and
+RAY_ADDRESS, is added here; the rest is the chart's, word for word but for the paths of volumes.
 
 All of it is in namespaces of one process. So it needs no root, meets nothing else of the machine, and is gone, with all
 that runs in it, when that process ends, as it does with this one.
@@ -38,12 +38,21 @@ START_S, END_S = 30.0, 30.0
 """For the machine; each takes a fraction of a second."""
 POLL_S = 0.2
 
-_UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--mount-proc")
+_MACHINE_OF_ITS_OWN: Final = (
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--net",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+)
 
 _MACHINE: Final = """
 set -e
 mount -t tmpfs pods /run
-mount -t tmpfs pods /dev/shm
+mkfifo /run/ready
 ip link set lo up
 ip link add pods type bridge
 ip addr add 10.0.0.1/24 dev pods
@@ -58,9 +67,12 @@ for pod; do
     ip -n "$pod" link set eth0 up
     ip -n "$pod" link set lo up
     ip -n "$pod" route add default via 10.0.0.1
+    nsenter "--net=/run/netns/$pod" unshare --mount --uts --pid --fork --mount-proc sh -c "$POD" "$0" "$pod" &
+    read -r _ < /run/ready
+    echo "$pod $!"
 done
-echo ready
 cat  # until those end who hold the other end
+exit
 """
 
 _POD: Final = """
@@ -69,9 +81,10 @@ hostname "$1"
 mount --bind "$0/hosts" /etc/hosts
 mount --bind "$0" "$0"
 mount --bind "$0/$1/tmp" "$0/tmp"  # at the same path in every pod, and each pod's own
+mount -t tmpfs shm /dev/shm
 mount -o remount,bind,ro /
-shift
-exec "$@"
+echo > /run/ready
+while :; do sleep infinity || :; done
 """
 
 
@@ -101,13 +114,12 @@ class Pod:
         words = [*self.enter, *map(self.local, command)]
         with log.open("wb") as file:
             return subprocess.Popen(
-                words, env=self.env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+                words, env=self.env, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
             )
 
     def run(self, command: Sequence[str], *, deadline_s: float) -> subprocess.CompletedProcess[str]:
         """As `kubectl exec`, or the container itself. Fails where it doesn't end."""
-        words = [*self.enter, *map(self.local, command)]
-        return run(words, deadline_s=deadline_s, env=self.env, cwd=self.folder)
+        return run([*self.enter, *map(self.local, command)], deadline_s=deadline_s, env=self.env)
 
 
 class Machine:
@@ -122,30 +134,25 @@ class Machine:
         services = {f"{NAME}-head-svc": self._addresses["head"], NAME: self._addresses["gateway"]}
         hosts = {"localhost": "127.0.0.1", **self._addresses, **services}
         (folder / "hosts").write_text("".join(f"{address} {host}\n" for host, address in hosts.items()))
-        (folder / "tmp").mkdir()
+        for path in (folder, *(folder / name for name in names)):
+            (path / "tmp").mkdir(parents=True)
         self._make_programs()
         self._machine = subprocess.Popen(
-            [*_UNSHARE, "sh", "-c", _MACHINE, "sh", *names],
+            [*_MACHINE_OF_ITS_OWN, "sh", "-c", _MACHINE, str(folder), *names],
+            env={**os.environ, "POD": _POD},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        self._enter = [
-            *("nsenter", f"--target={self._machine.pid}", "--user", "--preserve-credentials", "--mount", "--net"),
-            f"--pid=/proc/{self._machine.pid}/ns/pid_for_children",
-        ]
-        said = self._first_line()
-        assert said == b"ready\n", said
+        self._enter = _enter(self._machine.pid, "--user", "--preserve-credentials", "--mount", "--net")
+        self._sandboxes = self._read_sandboxes(len(names))
 
     def pod(self, name: str, template: Manifest) -> Pod:
         folder = self._folder / name
-        enter = [
-            *(*self._enter, "nsenter", f"--net=/run/netns/{name}", "unshare", "--mount", "--uts"),
-            *("bash", "-c", _POD, str(self._folder), name),
-        ]
+        enter = [*self._enter, *_enter(self._sandboxes[name], "--mount", "--net", "--uts")]
         main = container(template)
         pod = Pod(name=name, address=self._addresses[name], folder=folder, main=main, env={}, enter=enter)
-        for path in (folder / "tmp", *pod.volumes.values()):
+        for path in pod.volumes.values():
             path.mkdir(parents=True, exist_ok=True)
         for file, text in self._rendered.config.items():
             (pod.volumes["/etc/dspark-cluster/config"] / file).write_text(pod.local(text))
@@ -175,10 +182,19 @@ class Machine:
         for process in (self._machine, *self._processes):
             process.wait(END_S)
 
-    def _first_line(self) -> bytes:
+    def _read_sandboxes(self, count: int) -> dict[str, int]:
+        """Of each pod the process, by its number in the machine, whose children are the pod's."""
+        found: dict[str, int] = {}
+        said = ""
         with selectors.DefaultSelector() as selector:
             selector.register(self._machine.stdout, selectors.EVENT_READ)
-            return self._machine.stdout.readline() if selector.select(START_S) else b"nothing"
+            while len(found) < count:
+                line = self._machine.stdout.readline().decode() if selector.select(START_S) else ""
+                assert line, f"the machine doesn't start: {said}"
+                said += line
+                name, _, number = line.strip().partition(" ")
+                found[name] = int(number)
+        return found
 
     def _ray_pod(self, name: str, group: Manifest) -> Pod:
         pod = self.pod(name, group["template"])
@@ -191,7 +207,7 @@ class Machine:
         process = None
         while process is None or b"--block" not in log.read_bytes():  # the title of what it says once all is there
             if process is None or process.poll() is not None:
-                subprocess.run([*self._enter, "sh", "-c", f"ip netns pids {pod.name} | xargs -r kill -9"], check=True)
+                subprocess.run([*pod.enter, "sh", "-c", "kill -9 -1"], check=False)
                 process = pod.start(command, log=log)
                 self._processes.append(process)
             assert time.monotonic() < end_s, log.read_text(errors="replace")
@@ -246,13 +262,13 @@ def unavailable() -> str:
         return f"no {', '.join(missing)} here (packages iproute2, util-linux)"
     attempt = "mount -t tmpfs pods /run && ip link add pods type bridge && ip netns add pod"
     probe = subprocess.run(
-        [*_UNSHARE, "sh", "-c", attempt], capture_output=True, text=True, check=False, timeout=START_S
+        [*_MACHINE_OF_ITS_OWN, "sh", "-c", attempt], capture_output=True, text=True, check=False, timeout=START_S
     )
     return "" if probe.returncode == 0 else f"no namespaces for this user ({' '.join(probe.stderr.split())})"
 
 
 def run(
-    words: Sequence[str], *, deadline_s: float, env: Mapping[str, str], cwd: Path
+    words: Sequence[str], *, deadline_s: float, env: Mapping[str, str], cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Fails where it doesn't end."""
     try:
@@ -270,6 +286,11 @@ def run(
     except subprocess.TimeoutExpired as error:
         said = error.output or b""  # bytes, of a text too
         pytest.fail(f"not ended in {deadline_s:g} s:\n{said.decode(errors='replace')}")
+
+
+def _enter(process: int, *namespaces: str) -> list[str]:
+    """The words before a command that is run as if a child of the process."""
+    return ["nsenter", f"--target={process}", *namespaces, f"--pid=/proc/{process}/ns/pid_for_children"]
 
 
 def _ray_start(name: str, group: Manifest) -> list[str]:
