@@ -9,7 +9,7 @@ import shlex
 import threading
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,12 @@ pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    rendered: Rendered
+    rendered: Rendered = field(repr=False)
     machine: Machine
-    ray: dict[str, Pod]
-    job: Manifest
+    ray: dict[str, Pod] = field(repr=False)
+    job: Manifest = field(repr=False)
     """The pod that brings the cluster up."""
-    said: str
+    said: str = field(repr=False)
     """What it wrote."""
     gateway: str
     """The forwarded address."""
