@@ -19,7 +19,8 @@ def snapshot(values: dict[str, Any]) -> dict[str, Any]:
         "groups": {name: _group(group) for name, group in rendered.groups.items()},
     }
     for job in rendered.all("RayJob"):
-        taken["job"] = {key: value for key, value in job["spec"].items() if isinstance(value, str | int)}
+        large = ("rayClusterSpec", "submitterPodTemplate")
+        taken["job"] = {key: value for key, value in job["spec"].items() if key not in large}
     if labels := [each["metadata"]["labels"] for each in rendered.manifests if each["apiVersion"] == "ray.io/v1"]:
         taken["queue"] = {key: value for key, value in labels[0].items() if key.startswith("kueue")}
     return taken

@@ -4,8 +4,10 @@ import ast
 import importlib.util
 import json
 import re
+import runpy
 import shlex
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from cluster.serving.round_metrics import RoundCollector
 from cluster.serving.service import SERVICE_NAME
 from cluster.speculation.rounds import RoundReport, RoundTimes
 from tests.helm.cases import CASES
-from tests.helm.chart import CHART, Rendered, container, render
+from tests.helm.chart import CHART, RELEASE, Rendered, container, load, render
 
 ROOT = Path(__file__).parents[2]
 COMING: set[str] = set()
@@ -203,13 +205,76 @@ def vllms_metrics() -> set[str]:
 
 
 def test_paths_in_the_image_are_those_of_the_container_file() -> None:
-    text = (ROOT / "Containerfile").read_text()
-    assert "WORKDIR /opt/dspark-cluster" in text
+    (folder,) = of_the_image("WORKDIR")
     for values in CASES.values():
         draft = str(values["model"].get("draft", ""))
-        if draft.startswith("/opt/dspark-cluster/"):
-            assert (ROOT / draft.removeprefix("/opt/dspark-cluster/") / "config.json").exists()
-    assert re.search(r"useradd --uid 1000 ", text)
-    for profile in ("cpu", "gpu"):
-        assert f"PROFILE={profile} install" in text
+        if draft.startswith(f"{folder[0]}/"):
+            assert (ROOT / draft.removeprefix(f"{folder[0]}/") / "config.json").exists()
+    defaults = load((CHART / "values.yaml").read_text())
+    assert {user[0] for user in of_the_image("USER")} == {str(defaults["podSecurityContext"]["runAsUser"])}
+
+
+def test_the_image_is_made_of_what_is_here() -> None:
+    """By commands that the Makefile has, of locks that there are, for a Python that they are for."""
+    makefile = (ROOT / "Makefile").read_text()
+    left_out = (ROOT / ".containerignore").read_text().split()
+    (version,) = re.findall(
+        r"/python:(\d+)\.(\d+)-", " ".join(word for words in of_the_image("FROM") for word in words)
+    )
+    installer = runpy.run_path(str(ROOT / "requirements" / "install.py"))
+    assert installer["OLDEST"] <= tuple(map(int, version)) <= installer["NEWEST"]
+    for *sources, _ in of_the_image("COPY"):
+        for source in sources:
+            assert (ROOT / source).exists()
+    for needed in ("Makefile", "pyproject.toml", "README.md", "LICENSE", "requirements", "cluster", "actors", "protos"):
+        assert (ROOT / needed).exists()
+        assert not any(fnmatch(needed, pattern) for pattern in left_out), needed
+    made = [re.findall(r"make PROFILE=(\w+) (\w+)", " ".join(words)) for words in of_the_image("RUN")]
+    profiles = dict(found for each in made for found in each)
+    assert set(profiles) == {"cpu", "gpu"} == stages() - {"base"}
+    for profile, target in profiles.items():
+        assert f"\n{target}:" in makefile
         assert (ROOT / "requirements" / f"{profile}.txt").exists()
+
+
+def test_the_readmes_five_commands_are_true() -> None:
+    section = (ROOT / "README.md").read_text().partition("\n## Kubernetes\n")[2].partition("\n## ")[0]
+    lines = [shlex.split(line) for line in section.partition("```bash\n")[2].partition("```")[0].splitlines()]
+    build, operator, install, wait, test = lines
+    chart = load((CHART / "Chart.yaml").read_text())
+    assert build[build.index("--target") + 1] in stages()
+    assert operator[:4] == ["helm", "install", "kuberay", "kuberay-operator"]
+    assert install[:2] == ["helm", "install"]
+    assert (ROOT / install[3]) == CHART
+    rendered = render(values_of(install[install.index("--set") + 1]))
+    image = container(rendered.groups["target"]["template"])["image"]
+    assert image == build[build.index("-t") + 1] == f"REGISTRY/dspark-cluster:{chart['appVersion']}-gpu"
+    (job,) = rendered.all("Job")
+    asked = dict(label.split("=") for label in wait[wait.index("-l") + 1].split(","))
+    assert test[:3] == ["helm", "test", asked["app.kubernetes.io/instance"]] == ["helm", "test", install[2]]
+    assert (asked | {"app.kubernetes.io/instance": RELEASE}).items() <= job["metadata"]["labels"].items()
+
+
+def of_the_image(instruction: str) -> list[list[str]]:
+    """The words of each such line of the Containerfile."""
+    text = (ROOT / "Containerfile").read_text().replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    return [words for name, *words in lines if name == instruction]
+
+
+def stages() -> set[str]:
+    """Those of the Containerfile, by the names that --target takes."""
+    return {words[-1] for words in of_the_image("FROM")}
+
+
+def values_of(settings: str) -> dict[str, Any]:
+    """Of helm's --set."""
+    values: dict[str, Any] = {}
+    for setting in settings.split(","):
+        path, _, value = setting.partition("=")
+        *parents, last = path.split(".")
+        within = values
+        for parent in parents:
+            within = within.setdefault(parent, {})
+        within[last] = value
+    return values

@@ -89,6 +89,7 @@ def test_snapshot(name: str) -> None:
         ({"job": {"command": "rm"}, **MODEL}, "command"),
         ({"shm": {"size": "8 GB"}, **MODEL}, "size"),
         ({"target": {"rdma": {"resource": "rdma/hca"}}, **MODEL}, "count"),
+        ({"gcsFaultTolerance": {"redisAddress": "redis"}, **MODEL}, "redisAddress"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(values: dict[str, Any], path: str) -> None:
@@ -99,6 +100,33 @@ def test_a_wrong_value_is_refused_by_its_name(values: dict[str, Any], path: str)
 def test_the_one_value_that_is_needed_is_named() -> None:
     with pytest.raises(helm_python.HelmError, match=r"model\.target is needed: a folder that every pod sees, or a hub"):
         render({})
+
+
+@pytest.mark.parametrize("missing", ["--input", "--output"])
+def test_a_batch_without_its_files_is_refused_before_it_has_gpus(missing: str) -> None:
+    args = {"--input": "/models/in.jsonl", "--output": "/models/out.jsonl"}
+    del args[missing]
+    values = {"mode": "job", "job": {"args": [word for pair in args.items() for word in pair]}}
+    with pytest.raises(helm_python.HelmError, match=rf"job\.args has no {missing}: a batch needs"):
+        render(MODEL | values)
+
+
+def test_a_job_that_has_ended_holds_no_gpus() -> None:
+    """However it has: its workers are deleted at once, its head later."""
+
+    def spec(**more: Any) -> Manifest:
+        return render(MODEL | {"mode": "job", "job": {"command": "bench", "ttlSecondsAfterFinished": 60}} | more).one(
+            "RayJob"
+        )["spec"]
+
+    rules = spec()["deletionStrategy"]["deletionRules"]
+    for ended in ({"jobStatus": "SUCCEEDED"}, {"jobDeploymentStatus": "Failed"}):
+        assert {"policy": "DeleteWorkers", "condition": ended | {"ttlSeconds": 0}} in rules
+        assert {"policy": "DeleteCluster", "condition": ended | {"ttlSeconds": 60}} in rules
+    for another in ({"kueue": {"queueName": "gpus"}}, {"autoscaling": {"enabled": True}}):
+        job = spec(**another)
+        assert "deletionStrategy" not in job
+        assert (job["shutdownAfterJobFinishes"], job["ttlSecondsAfterFinished"]) == (True, 60)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,5 +1,6 @@
 """The arms: one cluster's config as plain decoding, with a colocated draft, and with a separate one, at equal GPUs."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar
@@ -103,7 +104,26 @@ def _equal(config: ClusterConfig) -> dict[str, Any]:
             "their GPUs can't be divided among targets without draft workers",
             "choose pools.replicas so that they can, or --sizing configured",
         )
-    return {"replicas": int(replicas)}
+    labels = _of_either(pools.target.labels, pools.draft.labels)
+    return {"replicas": int(replicas), "target": replace(pools.target, labels=labels)}
+
+
+def _of_either(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
+    """Selectors of the nodes of two pools. Ray knows of no "or" but that of a label's values: what else differs is left
+    out."""
+    labels = {}
+    for key in one.keys() & other.keys():
+        if one[key] == other[key]:
+            labels[key] = one[key]
+        elif not any(selector.startswith("!") for selector in (one[key], other[key])):
+            values = dict.fromkeys(value for selector in (one[key], other[key]) for value in _values(selector))
+            labels[key] = f"in({', '.join(values)})"
+    return labels
+
+
+def _values(selector: str) -> list[str]:
+    several = re.fullmatch(r"(?:in)?\((.*)\)", selector)
+    return [value.strip() for value in several[1].split(",")] if several else [selector]
 
 
 def _one_of(word: str, known: tuple[T, ...], flag: str) -> T:

@@ -1,5 +1,10 @@
 {{/* A job's command line, for the shell in which Ray runs it. */}}
 {{- define "dspark.entrypoint" -}}
+{{- range $option := eq .Values.job.command "batch" | ternary (list "--input" "--output") list -}}
+{{- if not (regexMatch (printf "(^| )%s[ =]" $option) (join " " $.Values.job.args)) -}}
+{{- fail (printf "job.args has no %s: a batch needs [--input, FILE, --output, FILE], on a volume that the head sees, such as /models" $option) -}}
+{{- end -}}
+{{- end -}}
 {{- $words := list "dspark-cluster" .Values.job.command -}}
 {{- if eq .Values.job.command "batch" -}}{{- $words = append $words "--config" -}}{{- end -}}
 {{- range concat (append $words (include "dspark.configFile" .)) .Values.job.args }}{{ . | toString | squote }} {{ end -}}

@@ -61,6 +61,26 @@ def test_gpus_that_cannot_be_divided_are_said() -> None:
     assert of("colocated", "pools.draft.num_gpus=0.5", "pools.replicas=2").config.pools.replicas == 3  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("with_gpus")
+@pytest.mark.parametrize(
+    ("target", "draft", "either"),
+    [
+        ("{pool: target}", "{pool: draft}", {"pool": "in(target, draft)"}),
+        ('{pool: "in(a, b)", zone: z}', "{pool: b, zone: z}", {"pool": "in(a, b)", "zone": "z"}),
+        ("{kind: big}", "{pool: draft}", {}),
+        ('{pool: "!draft"}', "{pool: draft}", {}),
+    ],
+)
+def test_replicas_in_the_place_of_drafts_may_be_where_those_were(
+    target: str, draft: str, either: dict[str, str]
+) -> None:
+    labels = (f"pools.target.labels={target}", f"pools.draft.labels={draft}")
+    plain = of("plain", *labels).config
+    assert plain is not None
+    assert plain.pools.target.labels == either
+    assert of("plain", *labels, sizing="configured").config.pools.target.labels == config(*labels).pools.target.labels  # type: ignore[union-attr]
+
+
 def test_a_machine_without_gpus_counts_replicas() -> None:
     for arm in arms.ARMS:
         found = of(arm, "pools.replicas=2").hardware
