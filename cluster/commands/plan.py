@@ -261,8 +261,9 @@ def _memory(target: SideFacts, draft: SideFacts, memory: MemoryPlan) -> Table:
     alone = target.weight_bytes + draft.projection_bytes
     together = memory.target_weight_bytes + memory.draft_weight_bytes
     kv = memory.target_kv_bytes_per_token + memory.draft_kv_bytes_per_token
+    holder = "memory" if target.platform == "cpu" else "GPU"
     return _section(
-        f"The target's GPU, with {binary_size(alone + target.kv_cache_bytes)} for weights and KV",
+        f"The target's {holder}, with {binary_size(alone + target.kv_cache_bytes)} for weights and KV",
         ("weights", binary_size(together), binary_size(alone)),
         ("KV bytes a token", f"{kv:,}", f"{memory.target_kv_bytes_per_token:,}"),
         ("tokens of KV", f"{memory.colocated_tokens:,}", f"{memory.separate_tokens:,}"),

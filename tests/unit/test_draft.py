@@ -1,10 +1,13 @@
 """The speculation method is found as users of vLLM expect."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.engine.draft_path import neutral_draft_path
+from cluster.errors import UserError
 from cluster.models.draft import auxiliary_layers, detect_method, plan_speculation, trained_tokens
 from cluster.models.folder import ModelFolder
 
@@ -59,3 +62,26 @@ def test_a_nested_text_config_is_where_the_numbers_are() -> None:
     target = folder("/models/t", text_config={"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 9})
     draft = folder("/models/d", "Gemma4DSparkModel", target_layer_ids=[8], block_size=4)
     assert plan_speculation(target, draft, 3).num_speculative_tokens == 3
+
+
+def test_a_path_that_names_a_method_gets_another_name_and_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    plain, named = Path("/models/Qwen3-0.6B"), tmp_path / "dspark-cluster" / "draft"
+    named.mkdir(parents=True)
+    assert neutral_draft_path(plain) == plain
+    link = neutral_draft_path(named)
+    assert link.resolve() == named
+    assert "dspark" not in str(link)
+    assert neutral_draft_path(named) == link
+
+
+def test_links_of_another_user_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    link = neutral_draft_path(Path("/models/dspark"))
+    link.unlink()
+    link.parent.rename(tmp_path / "theirs")
+    link.parent.symlink_to(tmp_path / "theirs")
+    with pytest.raises(UserError, match="no folder of this user's"):
+        neutral_draft_path(Path("/models/dspark"))
