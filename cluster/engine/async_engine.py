@@ -126,6 +126,8 @@ class AsyncEngine:
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._engine.shutdown, _CLOSE_TIMEOUT_S)
+            # Its __del__ shuts down once more, and at the interpreter's end there is nothing left to do it with.
+            self._engine.shutdown = lambda *_: None
 
     def _prepare(self, request: Request) -> tuple[int, ...]:
         tokenizer = self._engine.renderer.get_tokenizer()
