@@ -1,6 +1,7 @@
 """The draft worker: vLLM's own speculator, hosted for one target replica."""
 
 import asyncio
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,8 +11,10 @@ import ray
 from actors.again import call_own, was_restarted
 from actors.names import HEALTH
 from cluster.config import ClusterConfig
+from cluster.contract.errors import ContractViolation
 from cluster.control.settings import MemberSettings
 from cluster.engine.cpu import profile
+from cluster.errors import UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,13 @@ class DraftWorker:
             host=self._host,
             faults=self._config.faults,
         )
-        await asyncio.to_thread(run, settings, self._joined.set)
+        try:
+            await asyncio.to_thread(run, settings, self._joined.set)
+        except (UserError, ContractViolation) as error:
+            if not was_restarted():
+                raise
+            # Nobody waits for the reason: the target was lost while the two met, say.
+            print(f"{self._member.name} stops: {error}", file=sys.stderr)
         end(1)  # a fresh process can serve again, and Ray starts one
 
 

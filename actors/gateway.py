@@ -35,7 +35,9 @@ class GatewayHealth:
     draining: bool
     drain_grace_s: float
     serving: bool
-    """Whether a replica lives."""
+    """Whether a replica lives and isn't drained."""
+    drained: tuple[str, ...]
+    """Replicas that get no more requests."""
 
 
 class Gateway:
@@ -99,6 +101,7 @@ class Gateway:
             draining=requests.draining,
             drain_grace_s=self._settings.drain_grace_s,
             serving=not router.dead,
+            drained=tuple(sorted(router.draining)),
         )
 
     @ray.method(concurrency_group=HEALTH)

@@ -51,13 +51,15 @@ def _actors(now: ClusterView) -> list[tuple[str, ...]]:
     activity = {member.name: member.activity for pair in now.pairs for member in pair.members}
     rows: list[tuple[str, ...]] = []
     if (gateway := now.gateway) is not None:
-        state = "draining" if gateway.draining else "serving" if gateway.serving else "no replica lives"
+        state = "draining" if gateway.draining else "serving" if gateway.serving else "no replica in service"
         rows.append(("gateway", gateway.address, state, f"{gateway.running}, {gateway.queued} wait"))
     for name, target in now.targets.items():
         if target is None:
             rows.append((name, "", "no answer"))
             continue
         state = "dead" if target.dead else "ready" if target.ready else activity.get(name, "starting")
+        if state == "ready" and now.gateway is not None and name in now.gateway.drained:
+            state = "draining" if target.running else "drained"
         length = "" if target.acceptance is None else f"{target.acceptance.acceptance_length:.2f}"
         figures = (str(target.running), str(target.requests), f"{target.kv_cache_usage:.0%}", length)
         rows.append((name, target.host, state, *figures))

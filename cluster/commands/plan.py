@@ -182,18 +182,18 @@ def _pools(contract: KVContract) -> str:
     return f"each pool{mirrors}"
 
 
-def _section(title: str, *rows: Sequence[str], columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+def _section(title: str, *rows: Sequence[str], columns: Sequence[str]) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0))
     for column in columns:
         justify: JustifyMethod = "right" if column.endswith(_FIGURES) else "left"
         table.add_column(column, justify=justify, overflow="fold", header_style="dim")
     for row in rows:
         table.add_row(*map(escape, row))
     table.add_row()
-    return table
+    return Group(f"[bold]{title}[/bold]", table)  # a table's own title is folded to its width
 
 
-def _groups(contract: KVContract) -> Table:
+def _groups(contract: KVContract) -> RenderableType:
     columns = ("side", "group", "block ids of", "layers", "backend", "dtype", "block", "bytes/token", "layout")
     rows = [
         (
@@ -216,7 +216,7 @@ def _dtype(group: GroupContract) -> str:
     return group.dtype if group.cache_dtype in ("auto", group.dtype) else f"{group.cache_dtype} ({group.dtype})"
 
 
-def _deviations(contract: KVContract) -> Table:
+def _deviations(contract: KVContract) -> RenderableType:
     rows = [(each.group, each.field, each.target, each.draft, each.reason) for each in contract.deviations]
     if not rows:
         return _section("Deviations", columns=("none: the draft's groups have the target's backend and cache dtype",))
@@ -240,7 +240,7 @@ def _other_backends(target: SideFacts, draft: SideFacts) -> RenderableType:
     return _section("Attention backends", *rows, columns=columns) if rows else Group()
 
 
-def _writes(contract: KVContract) -> Table:
+def _writes(contract: KVContract) -> RenderableType:
     rows = [
         (role, f"{write.field}: {write.old} → {write.new}\nby {write.writer}, {write.location}", _effect(role, write))
         for role, side in (("target", contract.target), ("draft", contract.draft))
@@ -257,12 +257,13 @@ def _effect(role: str, write: ConfigWrite) -> str:
     return f"changes the {'draft' if role == 'target' else 'target'}'s config too"
 
 
-def _memory(target: SideFacts, draft: SideFacts, memory: MemoryPlan) -> Table:
+def _memory(target: SideFacts, draft: SideFacts, memory: MemoryPlan) -> RenderableType:
     alone = target.weight_bytes + draft.projection_bytes
     together = memory.target_weight_bytes + memory.draft_weight_bytes
     kv = memory.target_kv_bytes_per_token + memory.draft_kv_bytes_per_token
+    holder = "memory" if target.platform == "cpu" else "GPU"
     return _section(
-        f"The target's GPU, with {binary_size(alone + target.kv_cache_bytes)} for weights and KV",
+        f"The target's {holder}, with {binary_size(alone + target.kv_cache_bytes)} for weights and KV",
         ("weights", binary_size(together), binary_size(alone)),
         ("KV bytes a token", f"{kv:,}", f"{memory.target_kv_bytes_per_token:,}"),
         ("tokens of KV", f"{memory.colocated_tokens:,}", f"{memory.separate_tokens:,}"),

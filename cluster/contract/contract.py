@@ -64,12 +64,11 @@ class GroupContract:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideContract:
-    """What one side is, and what it allocates in all."""
+    """What one side is, wherever it lies, and what it allocates in all."""
 
     vllm_build: str
     platform: str
     compute_capability: tuple[int, int] | None
-    model: str
     config_digest: str
     dtype: str
     quantization: QuantizationFacts

@@ -131,7 +131,6 @@ def _side(facts: SideFacts, max_model_len: int, layout: KVCacheLayout, per_block
         vllm_build=facts.vllm_build,
         platform=facts.platform,
         compute_capability=facts.compute_capability,
-        model=facts.model,
         config_digest=facts.config_digest,
         dtype=facts.dtype,
         quantization=facts.quantization,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import vllm
@@ -28,6 +28,10 @@ from cluster.serving.errors import RequestError, invalid
 from cluster.serving.model import ServedDraft, ServedModel
 from cluster.serving.types import ChatPrompt, Request, Sampling, TextPrompt, TokenPrompt
 from cluster.speculation.rounds import RoundReport, RoundTimes
+
+_CLOSE_TIMEOUT_S: Final = 25.0
+"""For vLLM's processes to end by themselves. It allows its workers 5 s and 4 more, and by itself kills the engine's
+process after 5, whose shared memory of 160 MiB then stays."""
 
 
 class AsyncEngine:
@@ -121,7 +125,9 @@ class AsyncEngine:
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            await asyncio.to_thread(self._engine.shutdown)
+            await asyncio.to_thread(self._engine.shutdown, _CLOSE_TIMEOUT_S)
+            # Its __del__ shuts down once more, and at the interpreter's end there is nothing left to do it with.
+            self._engine.shutdown = lambda *_: None
 
     def _prepare(self, request: Request) -> tuple[int, ...]:
         tokenizer = self._engine.renderer.get_tokenizer()

@@ -158,7 +158,7 @@ class Requests:
         if self._draining:
             raise unavailable("the server is shutting down")
         if self._engine.dead:
-            raise unavailable("the engine has died")
+            raise unavailable("there is no engine in service")
 
     def _admit(self, requests: Sequence[Request]) -> list[Job]:
         requests = [replace(each, request_id=each.request_id or uuid.uuid4().hex) for each in requests]

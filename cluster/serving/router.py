@@ -183,7 +183,7 @@ class Router:
     def _choose(self, avoided: Iterable[str] = ()) -> _Replica:
         living = self._living()
         if not living:
-            raise EngineDeadError("every replica has died")
+            raise EngineDeadError("no replica is in service")
         # One that was lost and is there again is better than none.
         fresh = [replica for replica in living if replica.name not in set(avoided)]
         return min(fresh or living, key=lambda replica: replica.running)

@@ -131,7 +131,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             yield fields
             ended = "OK"
         except (RequestError, EngineDeadError) as error:
-            refusal = error if isinstance(error, RequestError) else unavailable("the engine has died")
+            refusal = error if isinstance(error, RequestError) else unavailable("there is no engine in service")
             ended = refusal.status.name
             fields["why"] = str(refusal)
             await status.abort(context, refusal)

@@ -1,10 +1,12 @@
 """The speculation method is found as users of vLLM expect."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.engine.draft_path import neutral_draft_path
 from cluster.errors import UserError
 from cluster.models.draft import auxiliary_layers, detect_method, plan_speculation, trained_tokens
 from cluster.models.folder import ModelFolder
@@ -70,3 +72,26 @@ def test_an_assistant_may_be_narrower_than_the_states_that_it_reads() -> None:
     of_another = folder("d", "Gemma4AssistantForCausalLM", text_config=text, backbone_hidden_size=32)
     with pytest.raises(UserError, match="reads hidden states of size 32"):
         plan_speculation(folder("t"), of_another, 3)
+
+
+def test_a_path_that_names_a_method_gets_another_name_and_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    plain, named = Path("/models/Qwen3-0.6B"), tmp_path / "dspark-cluster" / "draft"
+    named.mkdir(parents=True)
+    assert neutral_draft_path(plain) == plain
+    link = neutral_draft_path(named)
+    assert link.resolve() == named
+    assert "dspark" not in str(link)
+    assert neutral_draft_path(named) == link
+
+
+def test_links_of_another_user_are_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    link = neutral_draft_path(Path("/models/dspark"))
+    link.unlink()
+    link.parent.rename(tmp_path / "theirs")
+    link.parent.symlink_to(tmp_path / "theirs")
+    with pytest.raises(UserError, match="no folder of this user's"):
+        neutral_draft_path(Path("/models/dspark"))

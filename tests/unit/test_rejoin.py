@@ -28,13 +28,13 @@ def again(address: str, role: Any, last_epoch: int) -> Member:
 
 
 def test_both_come_into_another_pairing_under_the_contract_that_they_hold(tmp_path: Path) -> None:
-    """Though the draft's process is another, which finds less memory free."""
+    """Though the draft's process is another, which finds less memory free, and the model by another path."""
     with coordinator(tmp_path) as address:
         with join(address, "target") as target, join(address, "draft") as draft:
             pair_up(target, draft)
         with again(address, "target", 1) as target, join(address, "draft") as draft:
-            fewer = replace(FACTS["draft"], kv_cache_bytes=CONTRACT.pool_bytes("draft"))
-            agreed = together(lambda: target.agree(FACTS["target"], held=CONTRACT), lambda: draft.agree(fewer))
+            other = replace(FACTS["draft"], kv_cache_bytes=CONTRACT.pool_bytes("draft"), model="/elsewhere/draft")
+            agreed = together(lambda: target.agree(FACTS["target"], held=CONTRACT), lambda: draft.agree(other))
             assert agreed == [CONTRACT, CONTRACT]
             assert target.epoch == draft.epoch == 2
 

@@ -10,14 +10,17 @@ Cell = Mapping[str, Any]
 
 STEP_PARTS: Final = ("target", "fuse", "encode", "transfer", "draft", "decode")
 
-_WIDTH: Final = 640
-_HEIGHT: Final = 380
+# Pixels, as most pages show them: two small plots side by side, or a wide one.
+_WIDTH: Final = 480
+_HEIGHT: Final = 320
 _LEFT: Final = 64
 _RIGHT: Final = 24
 _TOP: Final = 16
 _BOTTOM: Final = 48
 _ROW: Final = 34
-_WIDE: Final = 1060
+_WIDE: Final = 1040
+_EDGE: Final = 8
+"""Beside a row's bar, which needs no axis."""
 
 
 def variant_name(cell: Cell) -> str:
@@ -58,16 +61,16 @@ def steps(cells: Sequence[Cell]) -> str:
     if not drawn:
         return ""
     height = _ROW * len(drawn) + _TOP + _BOTTOM
-    across = Scale.over([_median(cell, "step_ms") for cell in drawn], _LEFT, _WIDE - 96)
+    across = Scale.over([_median(cell, "step_ms") for cell in drawn], _EDGE, _WIDE - 96)
     parts = [
         element("line", x1=across(tick), x2=across(tick), y1=_TOP, y2=height - _BOTTOM, class_="grid")
         + text(shown(tick), across(tick), height - _BOTTOM + 18, text_anchor="middle", class_="tick")
         for tick in across.ticks
     ]
-    parts.append(text("ms a step", (_LEFT + _WIDE) / 2, height - 8, text_anchor="middle", class_="axis"))
+    parts.append(text("ms a step", _WIDE / 2, height - 8, text_anchor="middle", class_="axis"))
     for row, cell in enumerate(drawn):
         y, x = _TOP + row * _ROW, across(0)
-        parts.append(text(cell["name"], _LEFT, y + 11, class_="mark"))
+        parts.append(text(cell["name"], _EDGE, y + 11, class_="mark"))
         for part in STEP_PARTS:
             if f"step_{part}_ms" in cell["figures"]:
                 milliseconds = _median(cell, f"step_{part}_ms")

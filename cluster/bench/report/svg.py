@@ -63,5 +63,15 @@ def text(said: str, x: float, y: float, **attributes: object) -> str:
 
 
 def figure(width: int, height: int, label: str, parts: Sequence[str]) -> str:
-    """A drawing that shrinks with its page. `label` is for those who can't see it."""
-    return element("svg", "".join(parts), viewBox=f"0 0 {width} {height}", role="img", aria_label=label, class_="plot")
+    """A drawing that grows with its page, and is scrolled where it would be too small to read. `label` is for those who
+    can't see it."""
+    svg = element(
+        "svg",
+        "".join(parts),
+        viewBox=f"0 0 {width} {height}",
+        style=f"min-width: {round(0.8 * width)}px",
+        role="img",
+        aria_label=label,
+        class_="plot",
+    )
+    return f'<div class="scroll">{svg}</div>'
