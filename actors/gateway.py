@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import ray
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
-from ray.exceptions import RpcError
+from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
 from actors.again import call_own, was_restarted
@@ -141,7 +141,7 @@ class Gateway:
             await asyncio.sleep(LEAVING_POLL_S)
             try:
                 leaving = await asyncio.to_thread(leaving_nodes, gcs)
-            except RpcError as error:
+            except RayError as error:
                 logs.event("Ray doesn't say which nodes leave", why=str(error))
                 continue
             node_of = {name: engine.node for name, engine in self._engines.items()}

@@ -24,7 +24,7 @@ def leaving_nodes(gcs: GcsClient) -> dict[str, float]:
     """The nodes that Ray drains, by id, and the seconds until each is killed, infinite where Ray wasn't told.
 
     Raises:
-        RpcError: Ray's global store doesn't answer.
+        RayError: Ray's global store doesn't answer.
     """
     now_s = time.time()
     deadlines_ms: dict[str, int] = gcs.get_draining_nodes(timeout=_RPC_TIMEOUT_S)
