@@ -11,7 +11,7 @@ from typing import Final
 
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
-LEAVING_POLL_S: Final = 0.05
+LEAVING_POLL_S: Final = 0.03
 """No request goes to a replica 100 ms after Ray has begun to drain its node."""
 
 _RPC_TIMEOUT_S: Final = 5.0
