@@ -142,13 +142,15 @@ class Bench:
         steps = run_by_turns(self.plain, self.pair, self.requests)
         was_away = self.pair.speculator.draft_epoch == 0
         process.send_signal(signal.SIGCONT)
-        speed = statistics.median(plain_s / away_s for plain_s, away_s in steps)
+        speed = sum(plain_s for plain_s, _ in steps) / sum(away_s for _, away_s in steps)
+        median = statistics.median(plain_s / away_s for plain_s, away_s in steps)
         self._await_draft()
         return Row(
             fault="draft away",
             requests=len(self.requests),
             figures=(
                 Figure(name="speed of plain", value=f"{speed:.0%}", is_met=speed >= PLAIN_SPEED_BAR and was_away),
+                Figure(name="in the median step", value=f"{median:.0%}", is_met=True),
                 Figure(name="lost after", value=f"{lost_s - begun:.2f} s", is_met=True),
             ),
             seconds=time.monotonic() - begun,
