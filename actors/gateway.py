@@ -2,14 +2,17 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import ray
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
 from actors.again import call_own, was_restarted
+from actors.leaving import LEAVING_POLL_S, DrainedReplicas, leaving_nodes
 from actors.names import GATEWAY, HEALTH, kv_namespace
 from actors.remote_engine import RemoteEngine
 from cluster.errors import UserError
@@ -52,6 +55,8 @@ class Gateway:
         self._router: Router | None = None
         self._server: GenerationServer | None = None
         self._starting: asyncio.Task[str] | None = None
+        self._drained = DrainedReplicas()
+        self._tasks: set[asyncio.Task[Any]] = set()
         if was_restarted():
             if (port := _internal_kv_get(_PORT, namespace=kv_namespace())) is not None:
                 self._settings = replace(settings, port=int(port))
@@ -83,6 +88,7 @@ class Gateway:
             if was_restarted():
                 os._exit(1)  # nobody waits for the reason, which the log has: Ray tries again
             raise
+        self._keep(self._follow_nodes(self._router))
         _internal_kv_put(_PORT, self._server.address.rpartition(":")[2], overwrite=True, namespace=kv_namespace())
         return self._address
 
@@ -114,14 +120,47 @@ class Gateway:
         period, and are then moved. Raises UserError where there is no such replica."""
         if self._router is None or replica not in self._router.replicas:
             raise UserError(f"replica {replica}", f"there are {', '.join(sorted(self._replicas))}", "name one of these")
-        return await self._router.drain(replica, self._settings.drain_grace_s if grace_s is None else grace_s)
+        return await self._drain(self._router, replica, self._settings.drain_grace_s if grace_s is None else grace_s)
 
     async def stop(self) -> None:
         """Take no more requests; those that run have the grace period."""
         _internal_kv_del(_PORT, namespace=kv_namespace())
+        for task in self._tasks:
+            task.cancel()
         if self._server is not None and self._router is not None:
             await self._server.stop()
             await self._router.close()
+
+    async def _drain(self, router: Router, replica: str, grace_s: float) -> Drained:
+        self._drained.add(replica, self._engines[replica].node)
+        return await router.drain(replica, grace_s)
+
+    async def _follow_nodes(self, router: Router) -> None:
+        """Drain what Ray is to take away with its node, and this gateway with its own."""
+        gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+        own = ray.get_runtime_context().get_node_id()
+        grace_s, leaves = self._settings.drain_grace_s, False
+        while True:
+            await asyncio.sleep(LEAVING_POLL_S)
+            try:
+                leaving = await asyncio.to_thread(leaving_nodes, gcs)
+            except RayError as error:
+                logs.event("Ray doesn't say which nodes leave", why=str(error))
+                continue
+            node_of = {name: engine.node for name, engine in self._engines.items()}
+            for replica, seconds in self._drained.to_drain(leaving, node_of, grace_s).items():
+                self._keep(self._drain(router, replica, seconds))
+            for replica in self._drained.take_returned(leaving, node_of):
+                router.resume(replica)
+            if own in leaving and not leaves and self._server is not None:
+                leaves = True
+                self._keep(self._server.stop(min(grace_s, leaving[own])))
+
+    def _keep(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do it beside what else is done here."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     @property
     def _address(self) -> str:

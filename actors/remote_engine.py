@@ -51,6 +51,11 @@ class RemoteEngine:
         return "" if self._health is None else self._health.host
 
     @property
+    def node(self) -> str:
+        """Its node's id in Ray; empty before its first answer, and while it is lost."""
+        return "" if self._health is None or self.dead else self._health.node
+
+    @property
     def kv_cache_usage(self) -> float:
         return 0.0 if self._health is None else self._health.kv_cache_usage
 

@@ -32,6 +32,8 @@ class ReplicaHealth:
     """`requests` have ended so far; `acceptance` is of all of them, None without a draft."""
 
     host: str
+    node: str
+    """Its id in Ray."""
     ready: bool
     dead: bool
     kv_cache_usage: float
@@ -113,6 +115,7 @@ class TargetReplica:
         engine = self._engine
         return ReplicaHealth(
             host=ray.util.get_node_ip_address(),
+            node=ray.get_runtime_context().get_node_id(),
             ready=engine is not None,
             dead=engine is not None and engine.dead,
             kv_cache_usage=0.0 if engine is None else engine.kv_cache_usage,

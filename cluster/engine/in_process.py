@@ -6,6 +6,7 @@ Colocated is the arm that every other placement is compared with.
 import itertools
 import os
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -91,15 +92,22 @@ class InProcessEngine:
         return self._engine
 
     def stream(self, requests: Sequence[GenerationRequest]) -> Generator[GenerationDelta, None, None]:
-        """Run the requests together and yield what each step makes, until all have ended.
+        """Run the requests together and yield what is made, until all have ended.
 
         Closing the iterator early aborts what is left.
         """
+        with closing(self.steps(requests)) as steps:
+            for deltas in steps:
+                yield from deltas
+
+    def steps(self, requests: Sequence[GenerationRequest]) -> Generator[list[GenerationDelta], None, None]:
+        """As `stream`, step by step."""
         index_of = {self._add(request): index for index, request in enumerate(requests)}
         try:
             while index_of:
-                for output in self._engine.step():
-                    yield _delta(index_of[output.request_id], output)
+                outputs = self._engine.step()
+                yield [_delta(index_of[output.request_id], output) for output in outputs]
+                for output in outputs:
                     if output.finished:
                         del index_of[output.request_id]
         finally:

@@ -146,6 +146,11 @@ class Router:
         logs.event("replica drained", target=name, moved=len(moved))
         return Drained(finished=len(streams - moved), moved=len(moved))
 
+    def resume(self, name: str) -> None:
+        """Give a drained replica requests again."""
+        self._replicas[name].draining = False
+        logs.event("replica back in service", target=name)
+
     async def close(self) -> None:
         await asyncio.gather(*(replica.engine.close() for replica in self._replicas.values()))
 

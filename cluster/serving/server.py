@@ -23,8 +23,9 @@ from cluster.serving.settings import ServerSettings, TlsSettings, read_pem
 LIVENESS: Final = ""
 """The health service's name for the process as a whole."""
 
-ENGINE_CHECK_PERIOD_S: Final = 0.5
-"""A dead engine is known within this time, also when nobody asks it for anything."""
+ENGINE_CHECK_PERIOD_S: Final = 0.02
+"""An engine that is dead, or of whose replicas the last is drained, is known within this time, also when nobody asks it
+for anything."""
 
 _LAST_ANSWERS_S: Final = 0.5
 """For what the last requests have still to send, when they have ended."""
@@ -84,15 +85,17 @@ class GenerationServer:
         """Return when the engine has died."""
         await self._died.wait()
 
-    async def stop(self) -> None:
-        """Not ready first, so that nobody is sent here; then no new requests; then the last ones end or are cut off."""
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Not ready first, so that nobody is sent here; then no new requests; then the last ones end or are cut off,
+        after `grace_s`, None for the settings' own grace period."""
+        grace_s = self._settings.drain_grace_s if grace_s is None else grace_s
         if self._watching is not None:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
         await self._set_ready(False)
         logs.event("draining")
-        await self._service.requests.drain(0.0 if self._engine.dead else self._settings.drain_grace_s)
+        await self._service.requests.drain(0.0 if self._engine.dead else grace_s)
         # Not the whole grace: watches of the health service end with the server alone.
         await self._server.stop(_LAST_ANSWERS_S)
         if self._metrics is not None:

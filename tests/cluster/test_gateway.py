@@ -16,32 +16,14 @@ import ray
 from ray.cluster_utils import Cluster
 
 from actors.gateway import GATEWAY_ACTOR, GatewayHealth
-from actors.names import HEALTH
-from actors.target import ReplicaHealth, TargetReplica
-from cluster.client import Client, GenerationError, Request, Sampling, Stopping, TokenPrompt
-from cluster.config import ClusterConfig, ModelConfig
+from actors.target import ReplicaHealth
+from cluster.client import Client, GenerationError, Sampling
 from cluster.serving.settings import ServerSettings
-from cluster.speculation.rounds import RoundReport, RoundTimes
+from tests.cluster.scripted import CONFIG, SCRIPTED_ACTOR, request
 from tests.cluster.waiting import eventually
-from tests.serving.scripted_engine import ScriptedEngine
 
 DEADLINE_S = 60
-CONFIG = ClusterConfig(model=ModelConfig(target="scripted"))
 NAMES = ("target-0", "target-1")
-
-
-class ScriptedReplica(TargetReplica):
-    def _build(self) -> Any:
-        return ScriptedEngine()
-
-    async def hold(self) -> None:
-        self._engine.hold()  # type: ignore[union-attr]
-
-    async def process(self) -> int:
-        return os.getpid()
-
-    async def round_report(self) -> RoundReport:
-        return RoundReport(times=RoundTimes(rounds=3, encode=0.5, request_bytes=77), epoch=2, lost=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +46,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(two_nodes: Cluster) -> Iterator[Served]:  # noqa: ARG001 - a session that this module's actors live in
-    actor = ray.remote(num_cpus=0, concurrency_groups={HEALTH: 1})(ScriptedReplica)
-    replicas = {name: actor.remote(CONFIG, None) for name in NAMES}
+    replicas = {name: SCRIPTED_ACTOR.remote(CONFIG, None) for name in NAMES}
     started = {name: (replica, ray.get(replica.start.remote())) for name, replica in replicas.items()}
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -75,10 +56,6 @@ def served(two_nodes: Cluster) -> Iterator[Served]:  # noqa: ARG001 - a session 
     yield Served(gateway=gateway, replicas=replicas, address=address, metrics_port=metrics_port)
     for each in (gateway, *replicas.values()):
         ray.kill(each)
-
-
-def request(tokens: int = 5, **more: Any) -> Request:
-    return Request(prompt=TokenPrompt(token_ids=(1, 2)), stopping=Stopping(max_tokens=tokens), **more)
 
 
 def test_requests_share_the_replicas(served: Served) -> None:

@@ -53,3 +53,16 @@ def test_cancels_leave_no_block(rows: dict[str, dict[str, str]]) -> None:
 def test_nothing_grows(rows: dict[str, dict[str, str]]) -> None:
     assert rows["10 s of mixed load"]["growth of segments"] == "+0.00%"
     assert rows["10 s of mixed load"]["growth of descriptors"] == "+0.00%"
+
+
+def test_overload_is_refused_and_what_is_admitted_is_answered(rows: dict[str, dict[str, str]]) -> None:
+    figures = rows["2 times a server's capacity"]
+    assert int(figures["admitted"]) > 0
+    assert int(figures["refused"]) > 0
+    assert figures["failed"] == "0"
+
+
+def test_a_server_that_is_told_to_end_cuts_nothing_off(rows: dict[str, dict[str, str]]) -> None:
+    figures = rows["server told to end"]
+    assert figures["cut off or not exact"] == "0"
+    assert figures["exit code"] == "0"

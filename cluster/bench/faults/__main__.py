@@ -1,11 +1,13 @@
 """`python -m cluster.bench.faults`: what faults between a target and its draft cost the requests that run.
 
-One pair in two processes, under load, and the same target without a draft, whose answers are the right ones. Each row
-makes one thing go wrong and compares what came of it with its bar; the exit code is 1 where one isn't met.
+One pair in two processes, under load, and the same target without a draft, whose answers are the right ones; for two
+rows the pair behind the gRPC service. Each row makes one thing go wrong and compares what came of it with its bar; the
+exit code is 1 where one isn't met.
 """
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Annotated, Final
 
@@ -14,6 +16,7 @@ from rich.table import Table
 
 from cluster.bench import two_engines
 from cluster.bench.faults.rows import Bench, Row
+from cluster.bench.faults.served import Served
 from cluster.channel.base import ChannelKind
 from cluster.channel.faults import FaultsConfig
 from cluster.commands.terminal import DebugOption, JsonOption, command, messages, output
@@ -55,9 +58,11 @@ def main(
         messages.status("loads the pair") as status,
         SeparateEngine(settings, channel=channel, stall_limit_s=DEFAULT_STALL_LIMIT_S, faults=FaultsConfig()) as pair,
         InProcessEngine(replace(settings, speculation=None)) as plain,
+        ExitStack() as stack,
     ):
         status.update("runs the load without a fault")
         bench = Bench.begin(pair, plain, requests)
+        served = stack.enter_context(Served(target, draft, bench.requests, bench.expected))
         work: dict[str, Callable[[], Row]] = {
             "stopped": bench.stopped,
             "away": bench.away,
@@ -67,6 +72,8 @@ def main(
             "bad": lambda: bench.bad_messages(every),
             "cancels": lambda: bench.cancels(cancels),
             "soak": lambda: bench.soak(soak),
+            "overload": served.overload,
+            "end": served.told_to_end,
         }
         for name in only or work:
             if name not in work:

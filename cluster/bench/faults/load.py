@@ -1,8 +1,10 @@
 """A load on one pair, something that happens in its middle, and what its requests saw of that."""
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from cluster.engine.in_process import GenerationRequest, InProcessEngine
@@ -16,10 +18,12 @@ _ANSWER_TOKENS = (12, 32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Between two outputs of one request, in seconds; `epoch` is the draft's when the later one came."""
+    """Between two outputs of one request, in seconds. `away`: when the later one came, there was no draft; `epoch` is
+    that of the last one then."""
 
     seconds: float
     epoch: int
+    away: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,11 @@ class Outcome:
     @property
     def longest_gap(self) -> float:
         return max(gap.seconds for gap in self.gaps)
+
+    @property
+    def usual_gap_without_draft(self) -> float:
+        """The median, of a target that has none or while it is away."""
+        return statistics.median(gap.seconds for gap in self.gaps if gap.away)
 
     @property
     def longest_gap_until_a_new_epoch(self) -> float:
@@ -73,8 +82,7 @@ def run_load(
         now, before = time.monotonic(), last[delta.index]
         last[delta.index] = now
         if before is not None:
-            epoch = engine.speculator.report.epoch if isinstance(engine, SeparateEngine) else 0
-            gaps.append(Gap(seconds=now - before, epoch=epoch))
+            gaps.append(_gap(engine, now - before))
         answers[delta.index].extend(delta.token_ids)
         if delta.finish_reason is not None:
             finished += 1
@@ -86,3 +94,27 @@ def run_load(
         seconds=time.monotonic() - begun,
         gaps=gaps,
     )
+
+
+def run_by_turns(
+    one: InProcessEngine, other: InProcessEngine, requests: Sequence[GenerationRequest]
+) -> list[tuple[float, float]]:
+    """The seconds of each step, of two engines that make the same steps of the same requests: by turns, so that what
+    else the machine does slows both down alike."""
+    seconds = list[float](), list[float]()
+    with closing(one.steps(requests)) as ones, closing(other.steps(requests)) as others:
+        turns = [(ones, seconds[0]), (others, seconds[1])]
+        while True:
+            for steps, taken in turns:
+                begun = time.perf_counter()
+                if next(steps, None) is None:
+                    return list(zip(*seconds, strict=False))
+                taken.append(time.perf_counter() - begun)
+            turns.reverse()
+
+
+def _gap(engine: InProcessEngine, seconds: float) -> Gap:
+    if not isinstance(engine, SeparateEngine):
+        return Gap(seconds=seconds, epoch=0, away=True)
+    speculator = engine.speculator
+    return Gap(seconds=seconds, epoch=speculator.report.epoch, away=speculator.draft_epoch == 0)

@@ -17,6 +17,9 @@ from tests.serving.loop import LoopThread
 from tests.serving.scripted_engine import ScriptedEngine
 
 DEADLINE_S = 20
+NOT_SERVING_BAR_S = 0.1
+"""From when a server is to take no more requests until its health says so."""
+
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 

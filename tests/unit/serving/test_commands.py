@@ -4,16 +4,20 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 
 from cluster.cli import app
 from cluster.client import Client, FinishReason
+from cluster.serving.service import SERVICE_NAME
 from tests.serving.requests import greedy
-from tests.unit.serving.conftest import DEADLINE_S, Served
+from tests.unit.serving.conftest import DEADLINE_S, NOT_SERVING, NOT_SERVING_BAR_S, SERVING, Served
 
 
 def generate(*arguments: object) -> str:
@@ -81,10 +85,19 @@ def test_a_signal_ends_serving_when_what_runs_has_ended() -> None:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("serving scripted on 127.0.0.1:")
-        with Client(line.split(" on ")[1].split(";")[0]) as client:
+        address = line.split(" on ")[1].split(";")[0]
+        with Client(address) as client, grpc.insecure_channel(address) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+            assert next(watch).status == SERVING
             stream = client.stream(greedy(max_tokens=40), timeout_s=DEADLINE_S)
             parts = [next(stream)]
+            signalled = time.monotonic()
             process.send_signal(signal.SIGTERM)
+            assert next(watch).status == NOT_SERVING
+            took_s = time.monotonic() - signalled
+            print(f"not ready {1e3 * took_s:.0f} ms after SIGTERM")
+            assert took_s < NOT_SERVING_BAR_S
+            watch.cancel()
             parts += list(stream)
         assert len(parts) == 40
         assert parts[-1].choices[0].finish_reason is FinishReason.LENGTH

@@ -13,10 +13,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cluster.client import Client, FinishReason, Sampling
 from cluster.serving import logs
 from cluster.serving.limits import Limits
+from cluster.serving.router import Router
+from cluster.serving.server import GenerationServer
 from cluster.serving.service import SERVICE_NAME
+from cluster.serving.settings import ServerSettings
 from tests.serving.loop import LoopThread
 from tests.serving.requests import greedy
-from tests.unit.serving.conftest import NOT_SERVING, SERVING, Served, background, failing
+from tests.serving.scripted_engine import ScriptedEngine
+from tests.unit.serving.conftest import NOT_SERVING, NOT_SERVING_BAR_S, SERVING, Served, background, failing
 
 
 @pytest.fixture
@@ -171,6 +175,31 @@ def test_the_end_is_orderly(start: Callable[..., Served], loop: LoopThread) -> N
         watch.cancel()
     stopping()
     assert [part.choices[0].finish_reason for part in parts] == [None, None, FinishReason.LENGTH]
+
+
+def test_a_server_whose_last_replica_is_drained_is_not_ready_at_once(loop: LoopThread) -> None:
+    router = Router({"target-0": ScriptedEngine()})
+    settings = ServerSettings(port=0)
+
+    async def started() -> GenerationServer:
+        server = GenerationServer(router, settings)
+        await server.start()
+        return server
+
+    server = loop.run(started())
+    with grpc.insecure_channel(server.address) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+        assert next(watch).status == SERVING
+        asked = time.monotonic()
+        loop.run(router.drain("target-0", 0.0))
+        assert next(watch).status == NOT_SERVING
+        took_s = time.monotonic() - asked
+        print(f"not ready {1e3 * took_s:.0f} ms after the drain")
+        assert took_s < NOT_SERVING_BAR_S
+        router.resume("target-0")
+        assert next(watch).status == SERVING
+        watch.cancel()
+    loop.run(server.stop())
 
 
 def test_the_server_says_what_it_is(served: Served) -> None:
