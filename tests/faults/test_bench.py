@@ -22,6 +22,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
         [*command, *SHORT, "--json"], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert result.returncode in (0, 1), result.stderr
+    print(result.stdout)
     report = json.loads(result.stdout)
     assert report["schema"] == "dspark-cluster/faults/1"
     return {row["fault"]: {each["name"]: each["value"] for each in row["figures"]} for row in report["rows"]}
