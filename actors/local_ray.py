@@ -24,6 +24,7 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 
 from cluster.cache import cache_dir
 from cluster.channel.process import ProcessIdentity
+from cluster.channel.segment import remove_orphans
 from cluster.errors import UserError
 
 _HOST: Final = "127.0.0.1"
@@ -91,6 +92,7 @@ class LocalRay:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(process, signal.SIGKILL)
             time.sleep(0.05)
+        remove_orphans()  # of engines that ended a moment ago
         shutil.rmtree(self.folder, ignore_errors=True)
         _record().unlink(missing_ok=True)
 

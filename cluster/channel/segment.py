@@ -17,8 +17,12 @@ from cluster.channel.errors import ChannelUnavailable
 from cluster.channel.process import ProcessIdentity, pid_namespace
 
 DIRECTORY: Final = Path("/dev/shm")
-_PREFIX: Final = "dspark-cluster"
-_NAME: Final = re.compile(_PREFIX + r"\.(\d{1,20})\.(\d{1,10})\.(\d{1,20})\.[0-9a-f]{16}", re.ASCII)
+_CHANNEL: Final = "dspark-cluster"
+ENGINE: Final = "dspark-engine"
+"""The memory in which vLLM's processes talk to each other."""
+_OWNED: Final = r"\.(\d{1,20})\.(\d{1,10})\.(\d{1,20})\.[0-9a-f]{16}"
+_NAME: Final = re.compile(_CHANNEL + _OWNED, re.ASCII)
+_ANY_NAME: Final = re.compile(f"(?:{_CHANNEL}|{ENGINE})" + _OWNED, re.ASCII)
 
 
 class SharedSegment:
@@ -36,8 +40,7 @@ class SharedSegment:
     @classmethod
     def create(cls, num_bytes: int) -> "SharedSegment":
         """Zeroed memory. Raises ChannelUnavailable where /dev/shm has no room for it."""
-        process = ProcessIdentity.current()
-        name = f"{_PREFIX}.{pid_namespace()}.{process.pid}.{process.start_ticks}.{secrets.token_hex(8)}"
+        name = new_name(_CHANNEL)
         try:
             descriptor = os.open(DIRECTORY / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -75,6 +78,12 @@ class SharedSegment:
         self._map.close()
 
 
+def new_name(prefix: str) -> str:
+    """One of this process's."""
+    process = ProcessIdentity.current()
+    return f"{prefix}.{pid_namespace()}.{process.pid}.{process.start_ticks}.{secrets.token_hex(8)}"
+
+
 def open_descriptor(name: str) -> int:
     try:
         return os.open(DIRECTORY / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -102,9 +111,10 @@ def unlink(name: str) -> None:
 
 
 def remove_orphans() -> None:
-    """Unlink the segments of this user and PID namespace whose processes died before anybody opened them."""
-    for path in DIRECTORY.glob(f"{_PREFIX}.*"):
-        match = _NAME.fullmatch(path.name)
+    """Unlink the segments of this user and PID namespace whose processes died without: a channel's before anybody
+    opened it, an engine's when it was killed."""
+    for path in DIRECTORY.glob("dspark-*"):
+        match = _ANY_NAME.fullmatch(path.name)
         if match is None:
             continue
         namespace, pid, start_ticks = map(int, match.groups())

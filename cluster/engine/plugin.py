@@ -1,6 +1,6 @@
 """What vLLM runs of ours in every process it starts (entry point group `vllm.general_plugins`)."""
 
-from cluster.engine import draft_context, request_drafts, round_figures
+from cluster.engine import draft_context, request_drafts, round_figures, shared_memory
 from cluster.engine.cpu import profile
 from cluster.engine.parent import follow_parent
 from cluster.engine.version import require_supported_vllm
@@ -15,6 +15,7 @@ def register() -> None:
     """
     require_supported_vllm()
     follow_parent()
+    shared_memory.install()
     # Here, not above: vLLM imports this module while it is itself being imported.
     from vllm.model_executor.models import ModelRegistry
 

@@ -20,7 +20,7 @@ STYLE: Final = """
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 1120px; margin: 0 auto; padding: 32px 20px 64px; }
+main { max-width: 1240px; margin: 0 auto; padding: 32px 20px 64px; }
 h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 36px 0 10px; }
 p { margin: 6px 0; } .faint { color: var(--faint); }
 .card { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 16px 18px; }
@@ -30,8 +30,9 @@ p { margin: 6px 0; } .faint { color: var(--faint); }
 ul.findings { margin: 0; padding-left: 20px; } ul.findings li { margin: 3px 0; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
-th, td { padding: 6px 10px; border-bottom: 1px solid var(--rule); text-align: right; white-space: nowrap; }
-th { color: var(--faint); font-weight: 500; } th:first-child, td:first-child { text-align: left; }
+th, td { padding: 6px 8px; border-bottom: 1px solid var(--rule); text-align: right; white-space: nowrap; }
+th { color: var(--faint); font-weight: 500; white-space: normal; vertical-align: bottom; }
+th:first-child, td:first-child { text-align: left; }
 td small { color: var(--faint); }
 .status-ok { color: var(--good); } .status-unstable { color: var(--warn); }
 .status-failed, .status-incomplete { color: var(--bad); }
