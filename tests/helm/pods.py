@@ -146,9 +146,10 @@ class Machine:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            bufsize=0,  # what is read ahead can't be waited for
         )
         self._enter = _enter(self._machine.pid, "--user", "--preserve-credentials", "--mount", "--net")
-        self._sandboxes = self._read_sandboxes(len(names))
+        self._sandboxes = self._read_sandboxes()
 
     def pod(self, name: str, template: Manifest) -> Pod:
         folder = self._folder / name
@@ -185,18 +186,19 @@ class Machine:
         for process in (self._machine, *self._processes):
             process.wait(END_S)
 
-    def _read_sandboxes(self, count: int) -> dict[str, int]:
+    def _read_sandboxes(self) -> dict[str, int]:
         """Of each pod the process, by its number in the machine, whose children are the pod's."""
         found: dict[str, int] = {}
         said = ""
         with selectors.DefaultSelector() as selector:
             selector.register(self._machine.stdout, selectors.EVENT_READ)
-            while len(found) < count:
+            while found.keys() != self._addresses.keys():
                 line = self._machine.stdout.readline().decode() if selector.select(START_S) else ""
                 assert line, f"the machine doesn't start: {said}"
                 said += line
-                name, _, number = line.strip().partition(" ")
-                found[name] = int(number)
+                name, _, number = line.partition(" ")
+                if name in self._addresses:
+                    found[name] = int(number)
         return found
 
     def _ray_pod(self, name: str, group: Manifest) -> Pod:
