@@ -81,6 +81,7 @@ hostname "$1"
 mount --bind "$0/hosts" /etc/hosts
 mount --bind "$0" "$0"
 mount --bind "$0/$1/tmp" "$0/tmp"  # at the same path in every pod, and each pod's own
+mount --bind "$VLLM_CACHE_ROOT" "$VLLM_CACHE_ROOT"
 mount -t tmpfs shm /dev/shm
 mount -o remount,bind,ro /
 echo > /run/ready
@@ -137,15 +138,18 @@ class Machine:
         for path in (folder, *(folder / name for name in names)):
             (path / "tmp").mkdir(parents=True)
         self._make_programs()
+        cache = _vllm_cache()
+        cache.mkdir(parents=True, exist_ok=True)
         self._machine = subprocess.Popen(
             [*_MACHINE_OF_ITS_OWN, "sh", "-c", _MACHINE, str(folder), *names],
-            env={**os.environ, "POD": _POD},
+            env={**os.environ, "POD": _POD, "VLLM_CACHE_ROOT": str(cache)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            bufsize=0,  # what is read ahead can't be waited for
         )
         self._enter = _enter(self._machine.pid, "--user", "--preserve-credentials", "--mount", "--net")
-        self._sandboxes = self._read_sandboxes(len(names))
+        self._sandboxes = self._read_sandboxes()
 
     def pod(self, name: str, template: Manifest) -> Pod:
         folder = self._folder / name
@@ -182,18 +186,19 @@ class Machine:
         for process in (self._machine, *self._processes):
             process.wait(END_S)
 
-    def _read_sandboxes(self, count: int) -> dict[str, int]:
+    def _read_sandboxes(self) -> dict[str, int]:
         """Of each pod the process, by its number in the machine, whose children are the pod's."""
         found: dict[str, int] = {}
         said = ""
         with selectors.DefaultSelector() as selector:
             selector.register(self._machine.stdout, selectors.EVENT_READ)
-            while len(found) < count:
+            while found.keys() != self._addresses.keys():
                 line = self._machine.stdout.readline().decode() if selector.select(START_S) else ""
                 assert line, f"the machine doesn't start: {said}"
                 said += line
-                name, _, number = line.strip().partition(" ")
-                found[name] = int(number)
+                name, _, number = line.partition(" ")
+                if name in self._addresses:
+                    found[name] = int(number)
         return found
 
     def _ray_pod(self, name: str, group: Manifest) -> Pod:
@@ -207,7 +212,7 @@ class Machine:
         process = None
         while process is None or b"--block" not in log.read_bytes():  # the title of what it says once all is there
             if process is None or process.poll() is not None:
-                subprocess.run([*pod.enter, "sh", "-c", "kill -9 -1"], check=False)
+                subprocess.run([*pod.enter, "sh", "-c", "kill -9 -1"], check=False, timeout=START_S)
                 process = pod.start(command, log=log)
                 self._processes.append(process)
             assert time.monotonic() < end_s, log.read_text(errors="replace")
@@ -229,6 +234,7 @@ class Machine:
         own = {
             "PATH": f"{self._folder / 'bin'}:{os.environ['PATH']}",
             "TMPDIR": str(self._folder / "tmp"),
+            "VLLM_CACHE_ROOT": str(_vllm_cache()),
             "GRPC_DNS_RESOLVER": "native",  # its own asks a name server alone, and here is only a hosts file
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_worker_niceness": "0",  # of its own 15 nothing is left beside other tests
@@ -286,6 +292,11 @@ def run(
     except subprocess.TimeoutExpired as error:
         said = error.output or b""  # bytes, of a text too
         pytest.fail(f"not ended in {deadline_s:g} s:\n{said.decode(errors='replace')}")
+
+
+def _vllm_cache() -> Path:
+    """The user's, as in other tests: without it each load of a model imports vLLM twice more, to look at its class."""
+    return Path(os.environ.get("VLLM_CACHE_ROOT", "~/.cache/vllm")).expanduser()
 
 
 def _enter(process: int, *namespaces: str) -> list[str]:
