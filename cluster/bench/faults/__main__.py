@@ -1,8 +1,8 @@
 """`python -m cluster.bench.faults`: what faults between a target and its draft cost the requests that run.
 
 One pair in two processes, under load, and the same target without a draft, whose answers are the right ones; for two
-rows that target behind the gRPC service. Each row makes one thing go wrong and compares what came of it with its bar; the
-exit code is 1 where one isn't met.
+rows that target behind the gRPC service. Each row makes one thing go wrong and compares what came of it with its bar;
+the exit code is 1 where one isn't met.
 """
 
 import json
