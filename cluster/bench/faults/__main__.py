@@ -1,8 +1,8 @@
 """`python -m cluster.bench.faults`: what faults between a target and its draft cost the requests that run.
 
 One pair in two processes, under load, and the same target without a draft, whose answers are the right ones; for two
-rows the pair behind the gRPC service. Each row makes one thing go wrong and compares what came of it with its bar; the
-exit code is 1 where one isn't met.
+rows that target behind the gRPC service. Each row makes one thing go wrong and compares what came of it with its bar;
+the exit code is 1 where one isn't met.
 """
 
 import json
@@ -62,7 +62,7 @@ def main(
     ):
         status.update("runs the load without a fault")
         bench = Bench.begin(pair, plain, requests)
-        served = stack.enter_context(Served(target, draft, bench.requests, bench.expected))
+        served = stack.enter_context(Served(target, bench.requests, bench.expected))
         work: dict[str, Callable[[], Row]] = {
             "stopped": bench.stopped,
             "away": bench.away,

@@ -45,18 +45,17 @@ _STOP_TIMEOUT_S: Final = 60.0
 
 
 class Served:
-    """`dspark-cluster serve` as a process of its own, which starts when the first row needs it.
+    """`dspark-cluster serve` of a target alone, in a process that starts when the first row needs it: who is admitted
+    and who is refused doesn't depend on drafts.
 
     Nothing waits there: what doesn't run is refused, so that the latency of what does is the engine's own.
     """
 
-    def __init__(
-        self, target: str, draft: str, requests: Sequence[GenerationRequest], expected: Sequence[Tokens]
-    ) -> None:
+    def __init__(self, target: str, requests: Sequence[GenerationRequest], expected: Sequence[Tokens]) -> None:
         """`expected` are the right answers to `requests`, which are greedy."""
-        models = ["--target", target, "--draft", draft, "--max-model-len", "128"]
-        sizes = ["--max-running", str(_MAX_RUNNING), "--max-queued", "0", "--port", "0"]
-        self._command = [sys.executable, "-m", "cluster.cli", "serve", *models, *sizes]
+        options = ["--target", target, "--max-model-len", "128", "--port", "0"]
+        places = ["--max-running", str(_MAX_RUNNING), "--max-queued", "0"]
+        self._command = [sys.executable, "-m", "cluster.cli", "serve", *options, *places]
         self._requests = list(map(_asked, requests))
         self._expected = expected
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as this object
