@@ -75,9 +75,9 @@ def main(
             "overload": served.overload,
             "end": served.told_to_end,
         }
+        if unknown := [name for name in only or () if name not in work]:
+            raise UserError(f"--only {unknown[0]}", f"there are {', '.join(work)}", "name one of these")
         for name in only or work:
-            if name not in work:
-                raise UserError(f"--only {name}", f"there are {', '.join(work)}", "name one of these")
             status.update(f"row {name}")
             rows.append(work[name]())
             messages.print(_line(rows[-1]), soft_wrap=True)
