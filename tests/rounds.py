@@ -1,11 +1,23 @@
 """Rounds of random tensors, and a draft without a model that answers them."""
 
-from collections.abc import Sequence
+import queue
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from cluster.speculation.messages import BlockTableSizes, MessageCodec, RoundSizes
+from cluster.channel import ChannelClosed, ChannelError
+from cluster.channel.base import ChannelStatistics
+from cluster.channel.device import ANSWERED_OFFSET, DeviceChannel, has_reached
+from cluster.speculation.messages import (
+    BlockTableSizes,
+    MessageCodec,
+    RoundSizes,
+    max_notice_bytes,
+    max_reply_bytes,
+    max_request_bytes,
+)
 from cluster.speculation.round import Round
 
 CPU = torch.device("cpu")
@@ -29,6 +41,62 @@ SIZES = RoundSizes(
     kv_row_sizes=(8, 4),
 )
 CODEC = MessageCodec(SIZES, "0f" * 32)
+
+
+Notices = queue.SimpleQueue[bytes | None]
+
+
+class CpuDeviceChannel(DeviceChannel):
+    """What stands for a device channel where there is no GPU has these in common: buffers that lie here, and notices
+    that go through a queue. A stream that has to wait keeps its thread; so the thread is the stream."""
+
+    def __init__(self, notices: Notices) -> None:
+        self.statistics = ChannelStatistics()
+        self.max_send_bytes = max_notice_bytes(SIZES)
+        self.max_receive_bytes = 1
+        self.request_buffer = torch.zeros(max_request_bytes(SIZES), dtype=torch.uint8)
+        self.reply_buffer = torch.zeros(max_reply_bytes(SIZES), dtype=torch.uint8)
+        self.request_address, self.reply_address = self.request_buffer.data_ptr(), self.reply_buffer.data_ptr()
+        self.lost: ChannelError | None = None
+        self._replied = 0
+        self._notices = notices
+
+    def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:  # noqa: ARG002
+        self._notices.put(bytes(parts[0]))
+        return len(parts[0])
+
+    def recv(self, into: memoryview, deadline_s: float) -> int:  # noqa: ARG002
+        notice = self._notices.get()
+        if notice is None:
+            raise ChannelClosed("closed")
+        into[: len(notice)] = notice
+        return len(notice)
+
+    def abort(self) -> None:
+        self._notices.put(None)
+
+    def reply(self, step: int, num_bytes: int) -> None:  # noqa: ARG002
+        self.reply_buffer.view(torch.uint32)[ANSWERED_OFFSET // 4] = step
+
+    def await_reply(self, step: int) -> None:
+        wait_until(lambda: has_reached(self._replied, step))
+
+    @property
+    def replied(self) -> int:
+        return self._replied
+
+    def release(self, step: int) -> None:
+        self._replied = step
+
+    def gone(self) -> ChannelError | None:
+        return self.lost
+
+
+def wait_until(is_over: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not is_over():
+        assert time.monotonic() < end, "the stream waits for ever"
+        time.sleep(1e-3)
 
 
 class Recording:

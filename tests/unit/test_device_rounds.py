@@ -1,10 +1,9 @@
 """Rounds through device memory, without a GPU: the real kernels under Triton's interpreter, the real ends of target and
 draft, and between them a channel whose streams do everything at once, in the thread that asks."""
 
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -20,8 +19,7 @@ if not profile.is_cpu_installation():
 profile.install()
 
 from cluster.channel import ChannelClosed, ChannelError, DeadlineExceeded, PeerDied  # noqa: E402
-from cluster.channel.base import ChannelStatistics  # noqa: E402
-from cluster.channel.device import ANSWERED_OFFSET, DeviceChannel, has_reached  # noqa: E402
+from cluster.channel.device import has_reached  # noqa: E402
 from cluster.speculation.device_kernels import Copier, Copy, take_reply  # noqa: E402
 from cluster.speculation.draft_rounds import DeviceDraft  # noqa: E402
 from cluster.speculation.messages import (  # noqa: E402
@@ -29,46 +27,36 @@ from cluster.speculation.messages import (  # noqa: E402
     MessageError,
     RoundNotice,
     max_notice_bytes,
-    max_reply_bytes,
     max_request_bytes,
 )
 from cluster.speculation.rounds import RoundTimes  # noqa: E402
 from cluster.speculation.target_rounds import DeviceRounds  # noqa: E402
 from cluster.speculation.watch import RoundWatch  # noqa: E402
-from tests.rounds import CODEC, CPU, DEADLINE_S, SIZES, K, Recording, drafts_of, round_of, tensors_of  # noqa: E402
+from tests.rounds import (  # noqa: E402
+    CODEC,
+    CPU,
+    DEADLINE_S,
+    SIZES,
+    CpuDeviceChannel,
+    K,
+    Notices,
+    Recording,
+    drafts_of,
+    round_of,
+    tensors_of,
+    wait_until,
+)
 
 
-class EagerChannel(DeviceChannel):
-    """Both ends at once, as with CUDA IPC. A stream that has to wait keeps its thread; so the thread is the stream."""
+class EagerChannel(CpuDeviceChannel):
+    """Both ends at once, as with CUDA IPC."""
 
     def __init__(self) -> None:
-        self.statistics = ChannelStatistics()
-        self.max_send_bytes = max_notice_bytes(SIZES)
-        self.max_receive_bytes = 1
-        self._request = torch.zeros(max_request_bytes(SIZES), dtype=torch.uint8)
-        self._reply = torch.zeros(max_reply_bytes(SIZES), dtype=torch.uint8)
-        self.request_address, self.reply_address = self._request.data_ptr(), self._reply.data_ptr()
+        super().__init__(Notices())
         self.requested = 0
-        self._replied = 0
-        self._notices: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.lost: ChannelError | None = None
-
-    def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:  # noqa: ARG002
-        self._notices.put(bytes(parts[0]))
-        return len(parts[0])
-
-    def recv(self, into: memoryview, deadline_s: float) -> int:  # noqa: ARG002
-        notice = self._notices.get()
-        if notice is None:
-            raise ChannelClosed("closed")
-        into[: len(notice)] = notice
-        return len(notice)
-
-    def abort(self) -> None:
-        self._notices.put(None)
 
     def close(self) -> None:
-        self._notices.put(None)
+        self.abort()
 
     def request(self, step: int, num_bytes: int, reply_bytes: int) -> None:  # noqa: ARG002
         self.requested = step
@@ -76,32 +64,12 @@ class EagerChannel(DeviceChannel):
     def await_request(self, step: int, num_bytes: int) -> None:  # noqa: ARG002
         wait_until(lambda: has_reached(self.requested, step))
 
-    def reply(self, step: int, num_bytes: int) -> None:  # noqa: ARG002
-        self._reply.view(torch.uint32)[ANSWERED_OFFSET // 4] = step
+    def reply(self, step: int, num_bytes: int) -> None:
+        super().reply(step, num_bytes)
         self._replied = step
-
-    def await_reply(self, step: int) -> None:
-        wait_until(lambda: has_reached(self._replied, step))
-
-    @property
-    def replied(self) -> int:
-        return self._replied
-
-    def release(self, step: int) -> None:
-        self._replied = step
-
-    def gone(self) -> ChannelError | None:
-        return self.lost
 
     def synchronize(self) -> None:
         pass
-
-
-def wait_until(is_over: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not is_over():
-        assert time.monotonic() < end, "the stream waits for ever"
-        time.sleep(1e-3)
 
 
 @pytest.fixture

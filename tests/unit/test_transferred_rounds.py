@@ -1,10 +1,9 @@
 """Rounds between two sides with buffers of their own, as with NCCL, for which gloo stands here: only what a round has
 travels, on a side stream (a thread) that sets REPLY; the target's own stream waits for that word alone."""
 
-import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -17,49 +16,34 @@ if not profile.is_cpu_installation():
 
 profile.install()
 
-from cluster.channel import ChannelClosed, ChannelError, ChannelUnavailable, PeerDied, offer_channel  # noqa: E402
-from cluster.channel.base import LOOPBACK, ChannelStatistics  # noqa: E402
-from cluster.channel.device import ANSWERED_OFFSET, DeviceChannel, has_reached  # noqa: E402
+from cluster.channel import ChannelUnavailable, PeerDied, offer_channel  # noqa: E402
+from cluster.channel.base import LOOPBACK  # noqa: E402
 from cluster.channel.gloo_group import GlooGroup, GlooRendezvous, join  # noqa: E402
 from cluster.speculation.draft_rounds import DeviceDraft  # noqa: E402
-from cluster.speculation.messages import max_notice_bytes, max_reply_bytes, max_request_bytes  # noqa: E402
 from cluster.speculation.rounds import RoundTimes  # noqa: E402
 from cluster.speculation.target_rounds import DeviceRounds  # noqa: E402
-from tests.rounds import CODEC, CPU, DEADLINE_S, SIZES, K, Recording, drafts_of, round_of, tensors_of  # noqa: E402
+from tests.rounds import (  # noqa: E402
+    CODEC,
+    CPU,
+    DEADLINE_S,
+    CpuDeviceChannel,
+    K,
+    Notices,
+    Recording,
+    drafts_of,
+    round_of,
+    tensors_of,
+)
 
-Notices = queue.SimpleQueue[bytes | None]
 
-
-class Side(DeviceChannel):
+class Side(CpuDeviceChannel):
     """One of the two. The group's header carries nothing; the payload must be as long as the other side says."""
 
     def __init__(self, group: GlooGroup, notices: Notices) -> None:
-        self.statistics = ChannelStatistics()
-        self.max_send_bytes = max_notice_bytes(SIZES)
-        self.max_receive_bytes = 1
-        self.request_buffer = torch.zeros(max_request_bytes(SIZES), dtype=torch.uint8)
-        self.reply_buffer = torch.zeros(max_reply_bytes(SIZES), dtype=torch.uint8)
-        self.request_address, self.reply_address = self.request_buffer.data_ptr(), self.reply_buffer.data_ptr()
-        self.lost: ChannelError | None = None
+        super().__init__(notices)
         self.side_stream = ThreadPoolExecutor(1)
         self._group = group
         self._header = torch.zeros(2, dtype=torch.int64)
-        self._replied = 0
-        self._notices = notices
-
-    def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:  # noqa: ARG002
-        self._notices.put(bytes(parts[0]))
-        return len(parts[0])
-
-    def recv(self, into: memoryview, deadline_s: float) -> int:  # noqa: ARG002
-        notice = self._notices.get()
-        if notice is None:
-            raise ChannelClosed("closed")
-        into[: len(notice)] = notice
-        return len(notice)
-
-    def abort(self) -> None:
-        self._notices.put(None)
 
     def close(self) -> None:
         self.side_stream.shutdown()
@@ -71,25 +55,12 @@ class Side(DeviceChannel):
         self._receive(self.request_buffer[:num_bytes])
 
     def reply(self, step: int, num_bytes: int) -> None:
-        self.reply_buffer.view(torch.uint32)[ANSWERED_OFFSET // 4] = step
+        super().reply(step, num_bytes)
         self._group.send(self._header, self.reply_buffer[:num_bytes])
 
-    def await_reply(self, step: int) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while not has_reached(self._replied, step):
-            assert time.monotonic() < end, "the stream waits for ever"
-            time.sleep(1e-3)
-
-    @property
-    def replied(self) -> int:
-        return self._replied
-
     def release(self, step: int) -> None:
-        self._replied = step
+        super().release(step)
         self._group.break_connection()
-
-    def gone(self) -> ChannelError | None:
-        return self.lost
 
     def synchronize(self) -> None:
         self.side_stream.shutdown()
