@@ -16,7 +16,7 @@ NUM_SPECULATIVE_TOKENS: Final = 7
 
 Shape = Literal["qwen3-8b", "gemma4-12b"]
 
-# Qwen/Qwen3-8B, and a draft of five of its layers that reads as many of its states.
+# Qwen/Qwen3-8B.
 _QWEN3_8B: Final = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -35,19 +35,6 @@ _QWEN3_8B: Final = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
-_DSPARK: Final = _QWEN3_8B | {
-    "architectures": ["Qwen3DSparkModel"],
-    "num_hidden_layers": 5,
-    "layer_types": ["full_attention"] * 5,
-    "block_size": NUM_SPECULATIVE_TOKENS,
-    "num_target_layers": 36,
-    "target_layer_ids": [1, 9, 17, 25, 33],
-    "mask_token_id": 151669,
-    "markov_rank": 256,
-    "markov_head_type": "vanilla",
-    "enable_confidence_head": False,
-}
-
 # Gemma 4 12B: vocabulary, KV heads, window, and keys that are values in full layers, are what vLLM's issues tell of it;
 # layers, hidden and intermediate size are Gemma 3 12B's, which make 12 billion weights.
 _GEMMA4_12B: Final = {
@@ -81,23 +68,36 @@ _GEMMA4_12B: Final = {
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
-_GEMMA4_DSPARK: Final = _GEMMA4_12B | {
-    "architectures": ["Gemma4DSparkModel"],
-    "num_hidden_layers": 5,
-    "layer_types": ["full_attention"] * 5,
-    "block_size": NUM_SPECULATIVE_TOKENS,
-    "num_target_layers": 48,
-    "target_layer_ids": [1, 12, 23, 34, 45],
-    "mask_token_id": 4,
-    "markov_rank": 256,
-    "markov_head_type": "vanilla",
-    "enable_confidence_head": False,
-    "tie_word_embeddings": False,
-}
+
+
+def _dspark(
+    target: dict[str, Any], architecture: str, *, target_layer_ids: list[int], mask_token_id: int
+) -> dict[str, Any]:
+    """A draft of five of the target's layers that reads as many of its states."""
+    return target | {
+        "architectures": [architecture],
+        "num_hidden_layers": len(target_layer_ids),
+        "layer_types": ["full_attention"] * len(target_layer_ids),
+        "block_size": NUM_SPECULATIVE_TOKENS,
+        "num_target_layers": target["num_hidden_layers"],
+        "target_layer_ids": target_layer_ids,
+        "mask_token_id": mask_token_id,
+        "markov_rank": 256,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": False,
+        "tie_word_embeddings": False,
+    }
+
 
 _PAIRS: Final[dict[Shape, tuple[dict[str, Any], dict[str, Any]]]] = {
-    "qwen3-8b": (_QWEN3_8B, _DSPARK),
-    "gemma4-12b": (_GEMMA4_12B, _GEMMA4_DSPARK),
+    "qwen3-8b": (
+        _QWEN3_8B,
+        _dspark(_QWEN3_8B, "Qwen3DSparkModel", target_layer_ids=[1, 9, 17, 25, 33], mask_token_id=151669),
+    ),
+    "gemma4-12b": (
+        _GEMMA4_12B,
+        _dspark(_GEMMA4_12B, "Gemma4DSparkModel", target_layer_ids=[1, 12, 23, 34, 45], mask_token_id=4),
+    ),
 }
 
 _LOGIT_BYTES: Final = 4

@@ -4,11 +4,13 @@ A round's two ends as in a pair, alone: the target lets the request have so many
 it reads them, and replies with a few. Its time is the target's stream's, from one round to the next.
 """
 
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Annotated, Final, cast
@@ -86,22 +88,21 @@ def measure(kind: ChannelKind, repeats: int) -> list[LinkFigure]:
     draft = context.Process(target=serve, args=(offer.address.to_json(), repeats, theirs), daemon=True)
     draft.start()
     channel = cast(DeviceChannel, offer.accept(time.monotonic() + _START_TIMEOUT_S))
-    figures = []
-    step = 0
-    for num_bytes in SIZES:
-        times = []
-        for _ in range(repeats):
-            begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            for number in range(_WARM_UP_ROUNDS + rounds_of(num_bytes)):
-                if number == _WARM_UP_ROUNDS:
-                    begun.record()
-                step += 1
-                channel.request(step, num_bytes, REPLY_BYTES)
-                channel.await_reply(step)
-            ended.record()
-            _await(ended, channel, step)
-            times.append(1e3 * begun.elapsed_time(ended) / rounds_of(num_bytes))
-        figures.append(_figure(kind, num_bytes, times))
+    steps = itertools.count(1)
+
+    def put(num_bytes: int) -> None:
+        step = next(steps)
+        channel.request(step, num_bytes, REPLY_BYTES)
+        channel.await_reply(step)
+
+    def await_end(ended: torch.cuda.Event) -> None:
+        while not ended.query():
+            if channel.gone() is not None:  # the stream waits for it
+                channel.release(next(steps))
+                raise UserError("the draft's process", "it has ended", "look at what it wrote last")
+            time.sleep(1e-3)
+
+    figures = [_timed(kind, num_bytes, repeats, partial(put, num_bytes), await_end) for num_bytes in SIZES]
     connection.send_bytes(b"done")
     draft.join(_START_TIMEOUT_S)
     channel.close()
@@ -114,30 +115,29 @@ def measure_copies(repeats: int) -> list[LinkFigure]:
     for num_bytes in SIZES:
         source = torch.empty(num_bytes, dtype=torch.uint8, device="cuda:0")
         to = torch.empty(num_bytes, dtype=torch.uint8, device="cuda:1")
-        times = []
-        for _ in range(repeats):
-            begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            for number in range(_WARM_UP_ROUNDS + rounds_of(num_bytes)):
-                if number == _WARM_UP_ROUNDS:
-                    begun.record()
-                to.copy_(source, non_blocking=True)
-            ended.record()
-            ended.synchronize()
-            times.append(1e3 * begun.elapsed_time(ended) / rounds_of(num_bytes))
-        figures.append(_figure("copy", num_bytes, times))
+        put = partial(to.copy_, source, non_blocking=True)
+        figures.append(_timed("copy", num_bytes, repeats, put, torch.cuda.Event.synchronize))
     return figures
 
 
-def _await(ended: torch.cuda.Event, channel: DeviceChannel, step: int) -> None:
-    """Raises UserError where the draft is gone: the stream waits for it."""
-    while not ended.query():
-        if channel.gone() is not None:
-            channel.release(step)
-            raise UserError("the draft's process", "it has ended", "look at what it wrote last")
-        time.sleep(1e-3)
-
-
-def _figure(way: str, num_bytes: int, times: Sequence[float]) -> LinkFigure:
+def _timed(
+    way: str,
+    num_bytes: int,
+    repeats: int,
+    put: Callable[[], object],
+    await_end: Callable[[torch.cuda.Event], None],
+) -> LinkFigure:
+    """What `put` puts on the stream, many times over, after a warm-up."""
+    times = []
+    for _ in range(repeats):
+        begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        for number in range(_WARM_UP_ROUNDS + rounds_of(num_bytes)):
+            if number == _WARM_UP_ROUNDS:
+                begun.record()
+            put()
+        ended.record()
+        await_end(ended)
+        times.append(1e3 * begun.elapsed_time(ended) / rounds_of(num_bytes))
     return LinkFigure(
         way=way, num_bytes=num_bytes, microseconds=statistics.median(times), least=min(times), greatest=max(times)
     )

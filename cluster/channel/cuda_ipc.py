@@ -6,7 +6,6 @@ shared memory that both GPUs have mapped. So the end of a draft takes nothing aw
 
 import mmap
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -15,9 +14,9 @@ import torch
 
 from cluster.channel import cuda_driver
 from cluster.channel.base import ChannelAddress, ChannelOffer
-from cluster.channel.device import ANSWERED_OFFSET, DeviceChannel
-from cluster.channel.errors import ChannelError, ChannelUnavailable
-from cluster.channel.gpu import current_gpu, current_stream, uuid_of
+from cluster.channel.device import ANSWERED_OFFSET
+from cluster.channel.errors import ChannelUnavailable
+from cluster.channel.gpu import UNUSED_BYTES, GpuChannel, current_gpu, current_stream, uuid_of
 from cluster.channel.segment import SharedSegment, creator_of, open_descriptor, unlink
 from cluster.channel.shm import ShmChannel, ShmOffer
 from cluster.contract.codec import from_plain, parse, to_plain, to_text
@@ -26,9 +25,6 @@ _LINE_BYTES: Final = 128
 """Each flag has cache lines of its own."""
 
 _ALIGNMENT: Final = 256
-
-_UNUSED_BYTES: Final = 1
-"""The draft sends no messages; a ring has room for one all the same."""
 
 
 class _Flag(IntEnum):
@@ -59,7 +55,7 @@ class CudaIpcOffer(ChannelOffer):
         Raises ChannelUnavailable where there is no GPU, or shared memory can't be had.
         """
         device = current_gpu("cuda_ipc", otherwise="shm")
-        self._ring = ShmOffer(max_send_bytes=max_notice_bytes, max_receive_bytes=_UNUSED_BYTES, num_slots=num_slots)
+        self._ring = ShmOffer(max_send_bytes=max_notice_bytes, max_receive_bytes=UNUSED_BYTES, num_slots=num_slots)
         try:
             self._flags = _Flags(SharedSegment.create(mmap.PAGESIZE))
             self._buffers = _Buffers.allocate(max_send_bytes, max_receive_bytes)
@@ -96,17 +92,11 @@ class CudaIpcOffer(ChannelOffer):
         self._buffers.close()
 
 
-class CudaIpcChannel(DeviceChannel):
-    """`send` and `recv` are for what goes beside."""
-
+class CudaIpcChannel(GpuChannel):
     def __init__(self, ring: ShmChannel, flags: "_Flags", buffers: "_Buffers") -> None:
-        self._ring = ring
+        super().__init__(ring)
         self._flags = flags
         self._buffers = buffers
-        self._is_closed = False
-        self.statistics = ring.statistics
-        self.max_send_bytes = ring.max_send_bytes
-        self.max_receive_bytes = ring.max_receive_bytes
         self.request_address = buffers.address
         self.reply_address = buffers.address + buffers.reply_offset
 
@@ -134,22 +124,13 @@ class CudaIpcChannel(DeviceChannel):
         ring = ShmChannel.open(location.ring)  # last: the target takes it for the whole
         return cls(ring, flags, buffers)
 
-    def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:
-        return self._ring.send(parts, deadline_s)
-
-    def recv(self, into: memoryview, deadline_s: float) -> int:
-        return self._ring.recv(into, deadline_s)
-
-    def abort(self) -> None:
-        self._ring.abort()
-
     def close(self) -> None:
         """The target calls it when its stream has passed all rounds. The draft's stream may wait for a target that is
         gone, and would hold up a draft that gives anything back: its process does that, when it ends."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._ring.close()
+        self._beside.close()
         if self._buffers.is_own:
             self._flags.close()
             self._buffers.close()
@@ -173,12 +154,6 @@ class CudaIpcChannel(DeviceChannel):
 
     def release(self, step: int) -> None:
         self._flags.write(_Flag.REPLY, step)
-
-    def gone(self) -> ChannelError | None:
-        return self._ring.gone()
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize()
 
     def _write(self, flag: _Flag, step: int) -> None:
         cuda_driver.stream_write(current_stream(), self._flags.address(flag), step)

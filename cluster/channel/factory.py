@@ -23,32 +23,22 @@ def offer_channel(
     Raises:
         ChannelUnavailable: this kind can't be had here; says why and what else there is.
     """
+    sizes = {"max_send_bytes": max_send_bytes, "max_receive_bytes": max_receive_bytes, "num_slots": num_slots}
     if kind == "shm":
         from cluster.channel.shm import ShmOffer
 
-        return ShmOffer(max_send_bytes=max_send_bytes, max_receive_bytes=max_receive_bytes, num_slots=num_slots)
+        return ShmOffer(**sizes)
     if kind == "cuda_ipc":
         from cluster.channel.cuda_ipc import CudaIpcOffer
 
-        return CudaIpcOffer(
-            max_send_bytes=max_send_bytes,
-            max_receive_bytes=max_receive_bytes,
-            max_notice_bytes=max_notice_bytes,
-            num_slots=num_slots,
-        )
+        return CudaIpcOffer(**sizes, max_notice_bytes=max_notice_bytes)
     if kind == "nccl":
         from cluster.channel.nccl import NcclOffer
 
-        return NcclOffer(
-            max_send_bytes=max_send_bytes,
-            max_receive_bytes=max_receive_bytes,
-            max_notice_bytes=max_notice_bytes,
-            num_slots=num_slots,
-            host=host,
-        )
+        return NcclOffer(**sizes, max_notice_bytes=max_notice_bytes, host=host)
     from cluster.channel.collective import GlooOffer
 
-    return GlooOffer(max_send_bytes=max_send_bytes, max_receive_bytes=max_receive_bytes, num_slots=num_slots, host=host)
+    return GlooOffer(**sizes, host=host)
 
 
 def check_channel(address: ChannelAddress) -> None:

@@ -1,8 +1,45 @@
-"""The GPU of this process, for channels that need one."""
+"""What channels between GPUs have in common: this process's GPU, and a channel between CPUs that goes beside."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from cluster.channel.errors import ChannelUnavailable
+from cluster.channel.device import DeviceChannel
+from cluster.channel.errors import ChannelError, ChannelUnavailable
+
+if TYPE_CHECKING:
+    from cluster.channel.collective import GlooChannel
+    from cluster.channel.shm import ShmChannel
+
+UNUSED_BYTES: Final = 1
+"""The draft sends no messages; the channel beside has room for one all the same."""
+
+
+class GpuChannel(DeviceChannel):
+    """`send` and `recv` are for what goes beside, and its peer's end is what tells of a loss."""
+
+    def __init__(self, beside: "ShmChannel | GlooChannel") -> None:
+        self._beside = beside
+        self._is_closed = False
+        self.statistics = beside.statistics
+        self.max_send_bytes = beside.max_send_bytes
+        self.max_receive_bytes = beside.max_receive_bytes
+
+    def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:
+        return self._beside.send(parts, deadline_s)
+
+    def recv(self, into: memoryview, deadline_s: float) -> int:
+        return self._beside.recv(into, deadline_s)
+
+    def abort(self) -> None:
+        self._beside.abort()
+
+    def gone(self) -> ChannelError | None:
+        return self._beside.gone()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
 
 
 def current_gpu(kind: str, otherwise: str) -> int:

@@ -8,10 +8,9 @@ The draft has nothing else to do, and receives and sends on its main stream.
 What the CPU knows goes beside, through shm on one host, and gloo between two. That peer's end is what tells of a loss.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import torch
@@ -19,15 +18,12 @@ import torch
 from cluster.channel import cuda_driver, nccl_library
 from cluster.channel.base import LOOPBACK, ChannelAddress, ChannelOffer
 from cluster.channel.collective import GlooChannel, GlooOffer
-from cluster.channel.device import ANSWERED_OFFSET, DeviceChannel
+from cluster.channel.device import ANSWERED_OFFSET
 from cluster.channel.errors import ChannelCorrupted, ChannelError, ChannelUnavailable
-from cluster.channel.gpu import current_gpu, current_stream, uuid_of
+from cluster.channel.gpu import UNUSED_BYTES, GpuChannel, current_gpu, current_stream, uuid_of
 from cluster.channel.nccl_group import NcclGroup
 from cluster.channel.shm import ShmChannel, ShmOffer
 from cluster.contract.codec import from_plain, parse, to_plain, to_text
-
-_UNUSED_BYTES: Final = 1
-"""The draft sends no messages; the channel beside has room for one all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +48,7 @@ class NcclOffer(ChannelOffer):
         nccl_library.require()
         sizes = {
             "max_send_bytes": max(max_notice_bytes, nccl_library.UNIQUE_ID_BYTES),
-            "max_receive_bytes": _UNUSED_BYTES,
+            "max_receive_bytes": UNUSED_BYTES,
             "num_slots": num_slots,
         }
         self._beside = ShmOffer(**sizes) if host == LOOPBACK else GlooOffer(**sizes, host=host)
@@ -76,16 +72,10 @@ class NcclOffer(ChannelOffer):
         self._beside.withdraw()
 
 
-class NcclChannel(DeviceChannel):
-    """`send` and `recv` are for what goes beside."""
-
+class NcclChannel(GpuChannel):
     def __init__(self, beside: ShmChannel | GlooChannel, group: NcclGroup, address: ChannelAddress) -> None:
-        self._beside = beside
+        super().__init__(beside)
         self._group = group
-        self._is_closed = False
-        self.statistics = beside.statistics
-        self.max_send_bytes = beside.max_send_bytes
-        self.max_receive_bytes = beside.max_receive_bytes
         self.request_address = cuda_driver.allocate(address.max_bytes_from_offerer)
         self.reply_address = cuda_driver.allocate(address.max_bytes_from_opener)
         self._stream = cuda_driver.create_stream()
@@ -125,14 +115,8 @@ class NcclChannel(DeviceChannel):
                 raise ChannelCorrupted(f"{num_bytes} bytes are no id of an NCCL group")
             return _joined(beside, bytes(unique_id[:num_bytes]), 1, address, deadline_s)
 
-    def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:
-        return self._beside.send(parts, deadline_s)
-
-    def recv(self, into: memoryview, deadline_s: float) -> int:
-        return self._beside.recv(into, deadline_s)
-
     def abort(self) -> None:
-        self._beside.abort()
+        super().abort()
         self._group.abort()
 
     def close(self) -> None:
@@ -172,12 +156,6 @@ class NcclChannel(DeviceChannel):
     def release(self, step: int) -> None:
         self._reply_view[0] = step
         self._group.abort()  # or the side stream would wait for ever, and whatever waits for the whole device with it
-
-    def gone(self) -> ChannelError | None:
-        return self._beside.gone()
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize()
 
 
 def _joined(

@@ -21,7 +21,6 @@ from cluster.speculation.messages import (
     RoundNotice,
     RoundSizes,
     max_notice_bytes,
-    reply_section,
 )
 from cluster.speculation.round import Round
 
@@ -115,7 +114,7 @@ class DeviceDraft:
 
     def _answer(self, notice: RoundNotice) -> None:
         step, request = word_of(notice.step), self._layout.of(notice.num_reqs, notice.num_tokens)
-        reply = reply_section(self._codec.sizes, notice.num_reqs)
+        reply = self._layout.reply(notice.num_reqs)
         self._channel.await_request(step, request.num_bytes)
         self._copier_in.copy(self._copies(request))
         drafts = self._hosted.propose(self._round(notice))

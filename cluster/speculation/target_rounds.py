@@ -20,7 +20,6 @@ from cluster.speculation.messages import (
     ProposeRequest,
     RoundNotice,
     max_notice_bytes,
-    reply_section,
 )
 from cluster.speculation.pace import Pace
 from cluster.speculation.round import Round
@@ -118,7 +117,7 @@ class DeviceRounds(TargetRounds):
     def propose(self, round: Round, block_tables: Sequence[torch.Tensor], drafts: torch.Tensor) -> None:
         deadline_s = time.monotonic() + self._deadline_s
         step, request = self._step + 1, self._layout.of(round.num_reqs, round.num_tokens)
-        reply = reply_section(self._codec.sizes, round.num_reqs)
+        reply = self._layout.reply(round.num_reqs)
         copies = self._copies(request, round, block_tables)
         self._watchdog.begin(word_of(step), deadline_s)
         self._step = step

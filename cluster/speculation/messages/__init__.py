@@ -13,7 +13,7 @@ from cluster.speculation.messages.codec import AwaitedReply, Message, MessageCod
 from cluster.speculation.messages.errors import MessageError, NoProposalReason
 from cluster.speculation.messages.layout import Layout
 from cluster.speculation.messages.notice import DeviceLayout, RoundNotice, max_notice_bytes
-from cluster.speculation.messages.reply import NoProposal, ProposeReply, max_reply_bytes, reply_section
+from cluster.speculation.messages.reply import NoProposal, ProposeReply, max_reply_bytes
 from cluster.speculation.messages.request import ProposeRequest, max_request_bytes
 from cluster.speculation.messages.sizes import BlockTableSizes, FloatDtype, RoundSizes
 
@@ -35,5 +35,4 @@ __all__ = [
     "max_notice_bytes",
     "max_reply_bytes",
     "max_request_bytes",
-    "reply_section",
 ]

@@ -5,7 +5,7 @@ tokens: so a channel that copies the buffer copies what the round has, and no mo
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from cluster.speculation.messages.errors import MessageError
 from cluster.speculation.messages.header import Header, Kind
 from cluster.speculation.messages.layout import Layout
+from cluster.speculation.messages.reply import reply_section
 from cluster.speculation.messages.request import (
     check_starts,
     is_decode_graph_eligible,
@@ -85,8 +86,8 @@ def notice_from(header: Header, arrays: list[NDArray[Any]]) -> RoundNotice:
 
 
 class DeviceLayout:
-    """The device's part of the rounds of one pair: the `tensors` of the largest one, and `of(B, T)`, where those of a
-    round are, and how many bytes of the buffer it has."""
+    """The device's part of the rounds of one pair: the `tensors` of the largest one; `of(B, T)`, where those of a round
+    are, and how many bytes of the buffer it has; and `reply(B)`, where its drafts are in the buffer of replies."""
 
     def __init__(self, sizes: RoundSizes) -> None:
         """
@@ -100,6 +101,7 @@ class DeviceLayout:
             if row.num_bytes % _WORD_BYTES:
                 raise MessageError(f"a row of {row.tensor.name} has {row.num_bytes} bytes, not whole words of 4")
         self.of = lru_cache(_LENGTHS_KEPT)(self._on_the_device)
+        self.reply = lru_cache(_LENGTHS_KEPT)(partial(reply_section, sizes))
 
     def _on_the_device(self, num_reqs: int, num_tokens: int) -> Layout:
         layout = request_layout(self._sizes, num_reqs, num_tokens)
