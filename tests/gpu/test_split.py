@@ -1,0 +1,80 @@
+"""A DSpark draft in another process, on its target's GPU and on another one, drafts as in the target's; and the target
+goes on when it is killed. Needs vLLM's CUDA build and a GPU; takes two where there are two."""
+
+import time
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.engine.settings import EngineSettings
+from tests.gpu.engines import REQUESTS, Separate, apart, run_arm, settings_of
+from tests.split.arms import speculator_of
+
+pytestmark = pytest.mark.gpu
+
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU", allow_module_level=True)
+
+PAIR = "qwen3-dspark-agreeing"
+RUN = 2
+RUNNING = REQUESTS[RUN]
+ON_THE_OTHER_GPU = {"CUDA_VISIBLE_DEVICES": "1,0"}  # both sides see both
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+on_each_way = pytest.mark.parametrize(
+    "separate",
+    [
+        pytest.param(Separate(channel="cuda_ipc"), id="cuda_ipc on one GPU"),
+        pytest.param(Separate(channel="cuda_ipc", draft_environment=ON_THE_OTHER_GPU), id="cuda_ipc", marks=needs_two),
+        pytest.param(Separate(channel="nccl", draft_environment=ON_THE_OTHER_GPU), id="nccl", marks=needs_two),
+    ],
+)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
+    return settings_of(PAIR, tmp_path_factory.mktemp(PAIR))
+
+
+@pytest.fixture(scope="module")
+def colocated(settings: EngineSettings) -> Any:
+    return apart(run_arm, settings, None)[0]
+
+
+@on_each_way
+def test_drafts_are_those_of_a_draft_in_the_targets_process(
+    settings: EngineSettings, colocated: Any, separate: Separate
+) -> None:
+    runs, lost = apart(run_arm, settings, separate)
+    assert lost is None
+    assert runs == colocated
+
+
+def run_and_kill(settings: EngineSettings, separate: Separate, connection: Connection) -> None:
+    """Sends each request's tokens, the longest wait for a next one from the kill on, in seconds, and why the draft is
+    lost."""
+    with separate.start(settings) as engine:
+        engine.generate(REQUESTS[0])  # with so many requests that some steps draft nothing: what those need compiles
+        tokens: list[list[int]] = [[] for _ in RUNNING]
+        times: list[float] = []
+        for delta in engine.stream(RUNNING):
+            tokens[delta.index] += delta.token_ids
+            if times:
+                times.append(time.monotonic())
+            elif len(tokens[1]) > 10:
+                engine.draft_process.kill()
+                times.append(time.monotonic())
+        waits = [after - before for before, after in pairwise(times)]
+        connection.send((tokens, max(waits), speculator_of(engine).lost))
+
+
+@on_each_way
+def test_a_target_goes_on_within_200_ms_of_its_drafts_death(
+    settings: EngineSettings, colocated: Any, separate: Separate
+) -> None:
+    tokens, longest_wait, lost = apart(run_and_kill, settings, separate)
+    assert lost
+    assert longest_wait < 0.2
+    assert tokens == [list(completion.token_ids) for completion in colocated[RUN][0]]
