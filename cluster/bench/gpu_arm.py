@@ -111,7 +111,7 @@ def main(plan: ArmPlan, workload: Workload, connection: Connection) -> None:
             marks = _marks(engine) if workload.with_parts else None
             _send(connection, asdict(_facts(engine)))
             while message := connection.recv_bytes():
-                _send(connection, asdict(_run(engine, workload, marks, **json.loads(message))))
+                _send(connection, asdict(run_batch(engine, workload, marks, **json.loads(message))))
     except UserError as error:
         _send(connection, {"error": str(error)})
 
@@ -178,7 +178,7 @@ def _parts_us(marks: "StreamMarks | None") -> dict[str, float]:
     return marks.take_microseconds()
 
 
-def _run(
+def run_batch(
     engine: InProcessEngine,
     workload: Workload,
     marks: "StreamMarks | None",
