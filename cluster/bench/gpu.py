@@ -88,7 +88,9 @@ def main(
         for length, one in itertools.product(lengths, batches):
             report.figures += measure(arms, one, length, repeats)
             if result is not None:
-                result.write_text(json.dumps(report.document()), encoding="utf-8")
+                partial = result.with_name(f"{result.name}.part")
+                partial.write_text(json.dumps(report.document()), encoding="utf-8")
+                partial.replace(result)
     if json_output:
         print(json.dumps(report.document()))
         return
