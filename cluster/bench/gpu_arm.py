@@ -103,9 +103,6 @@ _SHARE: Final = 0.1
 _ROUND_DEADLINE_S: Final = 120.0
 """Kernels of attention are compiled in the rounds of the warm-up."""
 
-_START_TIMEOUT_S: Final = 600.0
-"""Of either side for the other: all arms load at once."""
-
 
 def main(plan: ArmPlan, workload: Workload, connection: Connection) -> None:
     """Answer with the facts, then each batch size with its run, as JSON, until an empty message comes."""
@@ -141,7 +138,6 @@ def _engine(plan: ArmPlan, workload: Workload, folder: Path) -> InProcessEngine:
             channel=plan.channel,
             draft_environment=plan.draft_environment,
             round_deadline_s=_ROUND_DEADLINE_S,
-            start_timeout_s=_START_TIMEOUT_S,
         )
     return InProcessEngine(settings)
 
