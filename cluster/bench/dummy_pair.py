@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from cluster.engine.settings import EngineSettings
-from cluster.models.draft import plan_speculation
+from cluster.errors import UserError
+from cluster.models.draft import DEFAULT_STANDALONE_TOKENS, plan_speculation
 from cluster.models.folder import ModelFolder, open_model
 
-NUM_SPECULATIVE_TOKENS: Final = 7
+Shape = Literal["qwen3-8b", "gemma4-12b", "gemma4-12b-mtp"]
 
-Shape = Literal["qwen3-8b", "gemma4-12b"]
+_BLOCK_SIZE: Final = 7
+"""Of the DSpark drafts."""
 
 # Qwen/Qwen3-8B.
 _QWEN3_8B: Final = {
@@ -78,7 +80,7 @@ def _dspark(
         "architectures": [architecture],
         "num_hidden_layers": len(target_layer_ids),
         "layer_types": ["full_attention"] * len(target_layer_ids),
-        "block_size": NUM_SPECULATIVE_TOKENS,
+        "block_size": _BLOCK_SIZE,
         "num_target_layers": target["num_hidden_layers"],
         "target_layer_ids": target_layer_ids,
         "mask_token_id": mask_token_id,
@@ -89,14 +91,56 @@ def _dspark(
     }
 
 
-_PAIRS: Final[dict[Shape, tuple[dict[str, Any], dict[str, Any]]]] = {
-    "qwen3-8b": (
-        _QWEN3_8B,
-        _dspark(_QWEN3_8B, "Qwen3DSparkModel", target_layer_ids=[1, 9, 17, 25, 33], mask_token_id=151669),
+def _assistant(target: dict[str, Any]) -> dict[str, Any]:
+    """Queries only, on the target's last sliding and last full layer, whose heads of keys and values it has, too. Four
+    layers are what Gemma 4's assistants have; hidden and intermediate size are assumed."""
+    text = target | {
+        "hidden_size": 1024,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+        "num_kv_shared_layers": 4,
+        "vocab_size_per_layer_input": 0,
+        "tie_word_embeddings": False,
+    }
+    return {
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "model_type": "gemma4_assistant",
+        "text_config": text,
+        "backbone_hidden_size": target["hidden_size"],
+        "tie_word_embeddings": False,
+        "torch_dtype": target["torch_dtype"],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pair:
+    """Two configs, and tokens a round: drafted, and on average accepted with the target's own."""
+
+    target: dict[str, Any]
+    draft: dict[str, Any]
+    num_speculative_tokens: int
+    acceptance_length: float
+
+
+_PAIRS: Final[dict[Shape, _Pair]] = {
+    "qwen3-8b": _Pair(
+        target=_QWEN3_8B,
+        draft=_dspark(_QWEN3_8B, "Qwen3DSparkModel", target_layer_ids=[1, 9, 17, 25, 33], mask_token_id=151669),
+        num_speculative_tokens=_BLOCK_SIZE,
+        acceptance_length=5.5,
     ),
-    "gemma4-12b": (
-        _GEMMA4_12B,
-        _dspark(_GEMMA4_12B, "Gemma4DSparkModel", target_layer_ids=[1, 12, 23, 34, 45], mask_token_id=4),
+    "gemma4-12b": _Pair(
+        target=_GEMMA4_12B,
+        draft=_dspark(_GEMMA4_12B, "Gemma4DSparkModel", target_layer_ids=[1, 12, 23, 34, 45], mask_token_id=4),
+        num_speculative_tokens=_BLOCK_SIZE,
+        acceptance_length=5.5,
+    ),
+    "gemma4-12b-mtp": _Pair(
+        target=_GEMMA4_12B,
+        draft=_assistant(_GEMMA4_12B),
+        num_speculative_tokens=DEFAULT_STANDALONE_TOKENS,
+        acceptance_length=3.0,
     ),
 }
 
@@ -108,10 +152,12 @@ _LOGIT_BYTES: Final = 4
 class DummySettings(EngineSettings):
     """As its base, without weights, tokenizer and chance.
 
-    `acceptance_length`: tokens a round, on average, the target's own included.
+    `acceptance_length`: tokens a round, on average, the target's own included. `attention_backend`: target's and
+    draft's, by vLLM's name; None is vLLM's choice.
     """
 
     acceptance_length: float
+    attention_backend: str | None = None
 
     def to_engine_args(self) -> dict[str, Any]:
         arguments = EngineSettings.to_engine_args(self)
@@ -120,28 +166,54 @@ class DummySettings(EngineSettings):
                 "rejection_sample_method": "synthetic",
                 "synthetic_acceptance_length": self.acceptance_length,
             }
+        if self.attention_backend is not None:
+            arguments["attention_config"] = {"backend": self.attention_backend}
+            if self.speculation is not None:  # or vLLM selects again for the draft
+                arguments["speculative_config"]["attention_backend"] = self.attention_backend
         return arguments | {"load_format": "dummy", "skip_tokenizer_init": True}
 
 
 def dummy_settings(
-    folder: Path, *, shape: Shape, with_draft: bool, acceptance_length: float, **sizes: Any
+    folder: Path,
+    *,
+    shape: Shape,
+    with_draft: bool,
+    acceptance_length: float,
+    attention_backend: str | None = None,
+    **sizes: Any,
 ) -> DummySettings:
     """Write the configs under `folder`; `sizes` are those of EngineOptions."""
-    of_target, of_draft = _PAIRS[shape]
-    target = _write(folder / "target", of_target, role="target")
-    speculation = plan_speculation(target, _write(folder / "draft", of_draft, role="draft"), None)
+    pair = _PAIRS[shape]
+    target = _write(folder / "target", pair.target, role="target")
+    draft = _write(folder / "draft", pair.draft, role="draft")
     return DummySettings(
         target=target,
-        speculation=speculation if with_draft else None,
+        speculation=plan_speculation(target, draft, pair.num_speculative_tokens) if with_draft else None,
         acceptance_length=acceptance_length,
+        attention_backend=attention_backend,
         **sizes,
     )
 
 
+def acceptance_length_of(shape: Shape, wanted: float | None) -> float:
+    """Tokens a round on average, the target's own included; None is the shape's own.
+
+    Raises UserError for more than the draft proposes.
+    """
+    pair = _PAIRS[shape]
+    most = pair.num_speculative_tokens + 1
+    if wanted is not None and wanted > most:
+        raise UserError(f"--acceptance-length {wanted:g}", f"{shape} makes {most} tokens a round at most", "take less")
+    return pair.acceptance_length if wanted is None else wanted
+
+
 def logits_bytes(shape: Shape, batch: int) -> tuple[int, int]:
-    """Of a round's logits, the target's [B (K + 1), V] and the draft's [B K, V]."""
-    row = batch * _PAIRS[shape][0]["vocab_size"] * _LOGIT_BYTES
-    return row * (NUM_SPECULATIVE_TOKENS + 1), row * NUM_SPECULATIVE_TOKENS
+    """Of a round's logits, the target's [B (K + 1), V] and the draft's: DSpark's [B K, V], an assistant's [B, V], a
+    token after the other."""
+    pair = _PAIRS[shape]
+    row = batch * pair.target["vocab_size"] * _LOGIT_BYTES
+    at_once = 1 if "text_config" in pair.draft else pair.num_speculative_tokens
+    return row * (pair.num_speculative_tokens + 1), row * at_once
 
 
 def _write(folder: Path, config: dict[str, Any], *, role: str) -> ModelFolder:

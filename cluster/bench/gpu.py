@@ -4,26 +4,26 @@ or, with `--two`, on two.
 The arms run beside each other in one session and take turns, a batch each, so that what else changes hits them all.
 """
 
+import itertools
 import json
 import os
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Final, get_args
 
 import typer
-from rich.table import Table
 
-from cluster.bench.dummy_pair import Shape, logits_bytes
-from cluster.bench.environment import environment
-from cluster.bench.gpu_arm import ArmFacts, Workload
-from cluster.bench.gpu_arms import COLOCATED, ArmShape, Throughput, as_plain, measure, on_one_gpu, on_two_gpus, started
+from cluster.bench.dummy_pair import Shape, acceptance_length_of
+from cluster.bench.gpu_arm import Workload
+from cluster.bench.gpu_arms import COLOCATED, ArmShape, measure, on_one_gpu, on_two_gpus, started
+from cluster.bench.gpu_report import GpuReport
 from cluster.channel.base import ChannelKind
 from cluster.commands.terminal import DebugOption, JsonOption, command, output
 from cluster.engine.cpu import profile
 from cluster.errors import UserError
 
 _BATCHES: Final = (1, 8, 32, 64, 128)
+_PROMPT_TOKENS: Final = (128,)
 _GIB: Final = 1 << 30
 
 
@@ -42,49 +42,67 @@ def main(
     ] = None,
     arm: Annotated[list[str] | None, typer.Option(help="Only this arm, one or more times, and colocated.")] = None,
     repeats: Annotated[int, typer.Option(min=3, help="Of each arm and batch, after a warm-up.")] = 3,
-    prompt_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    new_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    acceptance_length: Annotated[float, typer.Option(min=1, help="Tokens a round, the target's own included.")] = 5.5,
+    prompt_tokens: Annotated[
+        list[int] | None, typer.Option(min=1, help="Of each prompt, one or more times; default: 128.")
+    ] = None,
+    new_tokens: Annotated[int, typer.Option(min=2)] = 256,
+    acceptance_length: Annotated[
+        float | None,
+        typer.Option(min=1, help="Tokens a round, the target's own included; default: 5.5, with an assistant 3."),
+    ] = None,
     kv_gib: Annotated[float, typer.Option(min=1, help="Of each engine's KV cache, in GiB.")] = 12.0,
     channel: Annotated[
         list[str] | None,
         typer.Option(help="What carries the rounds of a separate draft; default: cuda_ipc, on two GPUs nccl, too."),
     ] = None,
+    attention_backend: Annotated[
+        str | None, typer.Option(help="Target's and draft's, by vLLM's name, such as TRITON_ATTN; default: its choice.")
+    ] = None,
     parts: Annotated[bool, typer.Option("--parts", help="Time the parts of a separate draft's rounds, too.")] = False,
+    result: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Write the figures there as JSON, after each batch size anew."),
+    ] = None,
     json_output: JsonOption = False,
     debug: DebugOption = False,  # noqa: ARG001 - read by @command
 ) -> None:
-    """Compare a draft in a process of its own with one in the target's, and with none: random weights, K = 7."""
+    """Compare a draft in a process of its own with one in the target's, and with none, with random weights."""
     if profile.is_cpu_installation():
-        raise UserError("this is a CPU installation", "the pair has 8 billion weights", "run it on a GPU (PROFILE=gpu)")
-    batches = batch or _BATCHES
+        raise UserError(
+            "this is a CPU installation", "the pairs have 8 to 12 billion weights", "run it on a GPU (PROFILE=gpu)"
+        )
+    batches, lengths = batch or _BATCHES, prompt_tokens or _PROMPT_TOKENS
     workload = Workload(
         shape=shape,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=tuple(lengths),
         new_tokens=new_tokens,
         max_batch=max(batches),
-        acceptance_length=acceptance_length,
+        acceptance_length=acceptance_length_of(shape, acceptance_length),
         kv_cache_bytes=int(kv_gib * _GIB),
+        attention_backend=attention_backend,
         with_parts=parts,
     )
+    _check_place(result)
     with started(_chosen(_arms(two, shared, mps, _channels(channel)), arm), workload) as (arms, facts):
-        figures = [figure for one in batches for figure in measure(arms, one, repeats)]
-    logits = logits_bytes(shape, max(batches))
+        report = GpuReport(workload, facts)
+        for length, one in itertools.product(lengths, batches):
+            report.figures += measure(arms, one, length, repeats)
+            if result is not None:
+                partial = result.with_name(f"{result.name}.part")
+                partial.write_text(json.dumps(report.document()), encoding="utf-8")
+                partial.replace(result)
     if json_output:
-        document = {
-            "environment": environment(),
-            "workload": asdict(workload),
-            "memory": {name: asdict(each) for name, each in facts.items()},
-            "logits_bytes": logits,
-            "runs": [as_plain(figure) for figure in figures],
-        }
-        print(json.dumps(document))
+        print(json.dumps(report.document()))
         return
     console = output()
-    console.print(_speeds(figures))
-    if parts:
-        console.print(_parts(figures))
-    console.print(_memory(facts, workload, logits))
+    for table in report.tables():
+        console.print(table)
+
+
+def _check_place(result: Path | None) -> None:
+    """Before minutes have passed."""
+    if result is not None and not result.absolute().parent.is_dir():
+        raise UserError(f"--output {result}", "its folder isn't there", "make it first")
 
 
 def _channels(names: Sequence[str] | None) -> list[ChannelKind]:
@@ -121,60 +139,6 @@ def _visible_gpus() -> list[str]:
     import torch
 
     return [str(number) for number in range(torch.cuda.device_count())]
-
-
-def _speeds(figures: Sequence[Throughput]) -> Table:
-    table = Table(
-        "batch", "arm", "GPUs", "tokens/s", "a GPU", "of colocated", "accepted + 1", caption="median (least–greatest)"
-    )
-    colocated = {figure.batch: figure.median for figure in figures if figure.arm == COLOCATED}
-    for figure in figures:
-        length = figure.acceptance_length
-        table.add_row(
-            str(figure.batch),
-            figure.arm,
-            str(figure.num_gpus),
-            _shown(figure.tokens_per_second),
-            f"{figure.median / figure.num_gpus:,.0f}",
-            f"{figure.median / colocated[figure.batch]:.3f}",
-            "-" if length is None else f"{length:.2f}",
-        )
-    return table
-
-
-def _parts(figures: Sequence[Throughput]) -> Table:
-    timed = [figure for figure in figures if figure.parts_us]
-    names = list(dict.fromkeys(name for figure in timed for name in figure.parts_us))
-    table = Table("batch", "arm", *names, caption="µs of a round on the target's stream: medians of the last repeat")
-    for figure in timed:
-        table.add_row(str(figure.batch), figure.arm, *(f"{figure.parts_us.get(name, 0.0):,.1f}" for name in names))
-    return table
-
-
-def _memory(facts: Mapping[str, ArmFacts], workload: Workload, logits: tuple[int, int]) -> Table:
-    of_target, of_draft = (f"{num_bytes / _GIB:.2f}" for num_bytes in logits)
-    table = Table(
-        "the target's process",
-        "weights, GiB",
-        "KV tokens",
-        "in colocated's memory",
-        "allocated, GiB",
-        caption=f"logits of the largest round, GiB: {of_target} at the target, {of_draft} at the draft",
-    )
-    for name, each in facts.items():
-        gib = [f"{num_bytes / _GIB:.2f}" for num_bytes in (each.weight_bytes, each.allocated_bytes)]
-        tokens = kv_tokens_in(facts[COLOCATED], each, workload.kv_cache_bytes)
-        table.add_row(name, gib[0], f"{each.kv_tokens:,}", f"{tokens:,}", gib[1])
-    return table
-
-
-def kv_tokens_in(whole: ArmFacts, each: ArmFacts, kv_cache_bytes: int) -> int:
-    """KV tokens that `each` has room for if it takes as much memory for weights and KV as `whole` does."""
-    return int(each.kv_tokens * (1 + (whole.weight_bytes - each.weight_bytes) / kv_cache_bytes))
-
-
-def _shown(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):,.0f} ({min(values):,.0f}–{max(values):,.0f})"
 
 
 if __name__ == "__main__":

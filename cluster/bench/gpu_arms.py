@@ -3,9 +3,10 @@
 import json
 import os
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any, Final
 
@@ -47,9 +48,10 @@ class Engine:
     def facts(self) -> ArmFacts:
         return ArmFacts(**self._answer(_START_TIMEOUT_S))
 
-    def begin(self, batch: int, seed: int) -> None:
+    def begin(self, *, batch: int, prompt_tokens: int, seed: int) -> None:
+        message = {"batch": batch, "prompt_tokens": prompt_tokens, "seed": seed}
         with suppress(BrokenPipeError):  # it has ended, which the answer says
-            self._connection.send_bytes(json.dumps({"batch": batch, "seed": seed}).encode())
+            self._connection.send_bytes(json.dumps(message).encode())
 
     def result(self) -> ArmRun:
         return ArmRun(**self._answer(_RUN_TIMEOUT_S))
@@ -83,12 +85,12 @@ class Arm:
         self.num_gpus = num_gpus
         self._engines = engines
 
-    def run(self, batch: int, seed: int) -> ArmRun:
+    def run(self, *, batch: int, prompt_tokens: int, seed: int) -> ArmRun:
         """Raises UserError where an engine fails."""
         parts = split(batch, len(self._engines))
         working = [(engine, part) for engine, part in zip(self._engines, parts, strict=True) if part]
         for number, (engine, part) in enumerate(working):
-            engine.begin(part, seed + number * _SEEDS_APART)
+            engine.begin(batch=part, prompt_tokens=prompt_tokens, seed=seed + number * _SEEDS_APART)
         return together([engine.result() for engine, _ in working])
 
 
@@ -98,14 +100,16 @@ def split(batch: int, parts: int) -> list[int]:
 
 
 def together(runs: Sequence[ArmRun]) -> ArmRun:
-    """Of engines that ran at the same time."""
+    """Of engines that ran at the same time; those of a separate draft run alone."""
     drafted = [(run.rounds, run.acceptance_length) for run in runs if run.rounds and run.acceptance_length]
     rounds = sum(each for each, _ in drafted)
     return ArmRun(
         tokens_per_second=sum(run.tokens_per_second for run in runs),
+        ms_per_round=statistics.fmean(run.ms_per_round for run in runs),
+        bytes_per_round=runs[0].bytes_per_round,
         rounds=rounds or None,
         acceptance_length=sum(each * length for each, length in drafted) / rounds if rounds else None,
-        parts_us=runs[0].parts_us,  # several engines have none
+        parts_us=runs[0].parts_us,
     )
 
 
@@ -172,20 +176,25 @@ def started(shapes: Sequence[ArmShape], workload: Workload) -> Iterator[tuple[li
         for plan in plans:
             engines[plan] = Engine(plan, workload, mps)
             stack.callback(engines[plan].stop)
+        begun = time.monotonic()
         for plan, engine in engines.items():
             with messages.status(f"{plan.name} starts"):
                 facts[plan.name] = engine.facts()
+            messages.print(f"{plan.name} has started after {time.monotonic() - begun:.0f} s")
         yield [Arm(shape.name, [engines[plan] for plan in shape.plans], shape.num_gpus) for shape in shapes], facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
-    """Of one arm at one batch size: tokens/s of each repeat, in their order."""
+class Figures:
+    """Of one arm at one length of prompts and one batch size, as in ArmRun: of each repeat, in their order."""
 
+    prompt_tokens: int
     batch: int
     arm: str
     num_gpus: int
     tokens_per_second: list[float]
+    ms_per_round: list[float]
+    bytes_per_round: float | None
     acceptance_length: float | None
     parts_us: dict[str, float]
     """Of a round on the target's stream, by part: medians of the last repeat; empty where they weren't timed."""
@@ -194,32 +203,37 @@ class Throughput:
     def median(self) -> float:
         return statistics.median(self.tokens_per_second)
 
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.ms_per_round)
 
-def measure(arms: Sequence[Arm], batch: int, repeats: int) -> list[Throughput]:
+
+def measure(arms: Sequence[Arm], batch: int, prompt_tokens: int, repeats: int) -> list[Figures]:
     """Raises UserError where an arm fails: then there is nothing to compare."""
     runs: dict[str, list[ArmRun]] = {arm.name: [] for arm in arms}
     for repeat in range(repeats + 1):
         turn = repeat % len(arms)
         for arm in [*arms[turn:], *arms[:turn]]:
-            with messages.status(f"batch {batch}, repeat {repeat} of {repeats}: {arm.name}"):
-                run = arm.run(batch, seed=1000 * batch + repeat)
+            what = f"{prompt_tokens:,} tokens in, batch {batch}, repeat {repeat} of {repeats}: {arm.name}"
+            with messages.status(what):
+                run = arm.run(batch=batch, prompt_tokens=prompt_tokens, seed=1000 * batch + repeat)
+            messages.print(f"{what}: {run.tokens_per_second:,.0f} tokens/s, {run.ms_per_round:.2f} ms a round")
             if repeat:  # the first is the warm-up
                 runs[arm.name].append(run)
     return [
-        Throughput(
+        Figures(
+            prompt_tokens=prompt_tokens,
             batch=batch,
             arm=arm.name,
             num_gpus=arm.num_gpus,
             tokens_per_second=[run.tokens_per_second for run in runs[arm.name]],
+            ms_per_round=[run.ms_per_round for run in runs[arm.name]],
+            bytes_per_round=runs[arm.name][-1].bytes_per_round,
             acceptance_length=runs[arm.name][-1].acceptance_length,
             parts_us=runs[arm.name][-1].parts_us,
         )
         for arm in arms
     ]
-
-
-def as_plain(figure: Throughput) -> dict[str, Any]:
-    return asdict(figure) | {"median": figure.median, "median_per_gpu": figure.median / figure.num_gpus}
 
 
 @contextmanager
