@@ -6,9 +6,10 @@ For time and memory, which don't depend on the weights: how many drafts are acce
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from cluster.engine.settings import EngineSettings
+from cluster.errors import UserError
 from cluster.models.draft import plan_speculation
 from cluster.models.folder import ModelFolder, open_model
 
@@ -106,21 +107,10 @@ _LOGIT_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DummySettings(EngineSettings):
-    """As its base, without weights, tokenizer and chance.
-
-    `acceptance_length`: tokens a round, on average, the target's own included.
-    """
-
-    acceptance_length: float
+    """As its base, without a tokenizer: token ids go in and come out."""
 
     def to_engine_args(self) -> dict[str, Any]:
-        arguments = EngineSettings.to_engine_args(self)
-        if self.speculation is not None:
-            arguments["speculative_config"] |= {
-                "rejection_sample_method": "synthetic",
-                "synthetic_acceptance_length": self.acceptance_length,
-            }
-        return arguments | {"load_format": "dummy", "skip_tokenizer_init": True}
+        return EngineSettings.to_engine_args(self) | {"skip_tokenizer_init": True}
 
 
 def dummy_settings(
@@ -133,9 +123,30 @@ def dummy_settings(
     return DummySettings(
         target=target,
         speculation=speculation if with_draft else None,
-        acceptance_length=acceptance_length,
+        load_format="dummy",
+        synthetic_acceptance_length=acceptance_length,
         **sizes,
     )
+
+
+def parse_shape(word: str, flag: str) -> Shape:
+    """Raises UserError for another word."""
+    shapes: tuple[Shape, ...] = get_args(Shape)
+    for shape in shapes:
+        if word == shape:
+            return shape
+    raise UserError(flag, "there is no such shape", f"choose one of {', '.join(shapes)}")
+
+
+def write_pair(folder: Path, shape: Shape) -> tuple[Path, Path]:
+    """The folders of a target and its draft that can be served: the target has a tokenizer, of numbered words."""
+    of_target, of_draft = _PAIRS[shape]
+    target, draft = (folder / role for role in ("target", "draft"))
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(target, of_target, role="target")
+    _write(draft, of_draft, role="draft")
+    _write_tokenizer(target, of_target["vocab_size"])
+    return target, draft
 
 
 def logits_bytes(shape: Shape, batch: int) -> tuple[int, int]:
@@ -148,3 +159,13 @@ def _write(folder: Path, config: dict[str, Any], *, role: str) -> ModelFolder:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return open_model(str(folder), role=role, weights=False)
+
+
+def _write_tokenizer(folder: Path, vocab_size: int) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {str(token): token for token in range(vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocab=words, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="0", eos_token="0").save_pretrained(folder)
