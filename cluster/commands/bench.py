@@ -63,6 +63,7 @@ def bench(plan: BenchPlan, output: BenchOutput, server: OpenServer) -> None:
         try:
             _Sweep(plan, folder).run(server)
         except KeyboardInterrupt:
+            _report(plan, folder)  # of what there is
             messages.print("interrupted; the same command again runs what is missing")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         whole = _report(plan, folder)

@@ -8,8 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
-from cluster.bench.dummy_pair import NUM_SPECULATIVE_TOKENS, Shape, dummy_settings, logits_bytes
+from cluster.bench.dummy_pair import (
+    NUM_SPECULATIVE_TOKENS,
+    Shape,
+    dummy_settings,
+    logits_bytes,
+    parse_shape,
+    write_pair,
+)
 from cluster.bench.gpu import kv_tokens_in
 from cluster.bench.gpu_arm import ArmFacts, ArmRun
 from cluster.bench.gpu_arms import Arm, Throughput, measure, on_one_gpu, on_two_gpus, split, together
@@ -182,6 +190,15 @@ def test_a_dummy_pair_is_configs_alone(tmp_path: Path, shape: Shape, layers: int
     plain = dummy_settings(tmp_path, shape=shape, with_draft=False, acceptance_length=5.5)
     assert "speculative_config" not in plain.to_engine_args()
     assert logits_bytes(shape, 2) == (2 * 8 * vocabulary * 4, 2 * 7 * vocabulary * 4)
+
+
+def test_a_dummy_pair_that_is_served_has_a_tokenizer(tmp_path: Path) -> None:
+    target, draft = write_pair(tmp_path / "pair", parse_shape("qwen3-8b", "--dummy qwen3-8b"))
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    assert tokenizer.decode([5, 151935]) == "5 151935"
+    assert json.loads((draft / "config.json").read_text())["architectures"] == ["Qwen3DSparkModel"]
+    with pytest.raises(UserError, match="choose one of qwen3-8b, gemma4-12b"):
+        parse_shape("qwen3-9b", "--dummy qwen3-9b")
 
 
 class Event:
