@@ -22,6 +22,7 @@ class EngineOptions:
     `max_model_len` None means the target's own context; `num_gpu_blocks` None lets vLLM size the KV cache, by
     `gpu_memory_utilization` of its GPU, whose None is vLLM's own share, or by `kv_cache_bytes`. `compilation_mode` 0
     starts without torch.compile, in half the time, and keeps CUDA graphs of decoding; None is vLLM's own choice.
+    `stream_interval` are the tokens that a message of a stream has at least, after the first: each message costs.
     """
 
     max_model_len: int | None = None
@@ -32,6 +33,7 @@ class EngineOptions:
     kv_cache_bytes: int | None = None
     enable_prefix_caching: bool = True
     compilation_mode: Literal[0, 3] | None = None
+    stream_interval: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -41,6 +43,7 @@ class EngineOptions:
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_gpu_blocks=self.num_gpu_blocks,
             kv_cache_bytes=self.kv_cache_bytes,
+            stream_interval=self.stream_interval,
         )
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
@@ -77,6 +80,7 @@ class EngineSettings(EngineOptions):
             "enable_prefix_caching": self.enable_prefix_caching,
             "seed": self.seed,
             "load_format": self.load_format,
+            "stream_interval": self.stream_interval,
             "use_tqdm_on_load": False,
         }
         if self.gpu_memory_utilization is not None:

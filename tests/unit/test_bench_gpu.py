@@ -187,8 +187,10 @@ def test_a_dummy_pair_is_configs_alone(tmp_path: Path, shape: Shape, layers: int
     speculation = arguments["speculative_config"]
     assert (speculation["method"], speculation["num_speculative_tokens"]) == ("dspark", NUM_SPECULATIVE_TOKENS)
     assert speculation["synthetic_acceptance_length"] == 5.5
-    plain = dummy_settings(tmp_path, shape=shape, with_draft=False, acceptance_length=5.5)
-    assert "speculative_config" not in plain.to_engine_args()
+    sizes = {"compilation_mode": 0, "stream_interval": 8}
+    plain = dummy_settings(tmp_path, shape=shape, with_draft=False, acceptance_length=5.5, **sizes).to_engine_args()
+    assert "speculative_config" not in plain
+    assert (plain["compilation_config"], plain["stream_interval"]) == ({"mode": 0}, 8)
     assert logits_bytes(shape, 2) == (2 * 8 * vocabulary * 4, 2 * 7 * vocabulary * 4)
 
 
