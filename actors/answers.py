@@ -9,6 +9,7 @@ from cluster.contract.errors import ContractViolation
 from cluster.contract.facts import Role
 from cluster.control.refusals import to_error, to_refusal
 from cluster.errors import UserError
+from cluster.serving.engine import EngineDeadError
 
 CALL_TIMEOUT_S: Final = 60.0
 """For an actor's process to start and to answer, without loading a model; 3 s on an idle machine."""
@@ -31,6 +32,8 @@ def answer_of(name: str, answer: Any, *, timeout_s: float = CALL_TIMEOUT_S) -> A
             raise to_error(to_refusal(error.cause, role)) from error
         if isinstance(error.cause, UserError):
             raise error.cause from error
+        if isinstance(error.cause, EngineDeadError):
+            raise UserError(f"{name}'s engine", str(error.cause), "look at its log, in Ray's session folder") from error
         raise
     except RayActorError as error:
         why = " ".join(str(error).split())

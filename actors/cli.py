@@ -243,6 +243,12 @@ def bench(
     output: Annotated[
         Path, typer.Option(help="Folder for results and report; one that is there is gone on with.")
     ] = Path("bench"),
+    dummy: Annotated[
+        str | None,
+        typer.Option(
+            help="qwen3-8b, gemma4-12b or gemma4-12b-mtp: random weights of these dimensions, in the place of a pair."
+        ),
+    ] = None,
     arm: Annotated[
         list[str] | None, typer.Option(help="plain, colocated or separate; repeatable; default: all three.")
     ] = None,
@@ -309,18 +315,20 @@ def bench(
     from cluster.bench.measures import parse_goodput
     from cluster.bench.sweep.arms import Variant, parse_arms, parse_sizing
     from cluster.bench.sweep.plan import BenchPlan, make_variants, parse_metadata
-    from cluster.commands.bench import BenchOutput, demo_pair, existing_server
+    from cluster.commands.bench import BenchOutput, demo_pair, dummy_pair, existing_server
     from cluster.commands.bench import bench as run
 
     access = _access(address, tls, tls_ca, tls_certificate, tls_key, token_file)
     concurrencies = tuple(concurrency or ((1, 8, 32) if request_rate is None else (None,)))
     if address is not None:
-        own: dict[str, Any] = {"CONFIG": config, "--arm": arm, "--set": set_, "--sweep": sweep}
+        own: dict[str, Any] = {"CONFIG": config, "--arm": arm, "--set": set_, "--sweep": sweep, "--dummy": dummy}
         refuse_beside("--address", own | {"--ray-address": ray_address})
         variants: tuple[Variant, ...] = (Variant(arm="server", settings={}, config=None),)
     else:
         flags = [*map(parse_override, set_ or ())]
-        if config is None and all(flag.path != "model.target" for flag in flags):
+        if dummy is not None:
+            flags = [*dummy_pair(dummy, concurrencies), *flags]
+        elif config is None and all(flag.path != "model.target" for flag in flags):
             flags = [*demo_pair(concurrencies), *flags]
         if ray_address is not None:
             flags.append(Override(path="ray.address", value=ray_address, flag=f"--ray-address {ray_address}"))

@@ -15,7 +15,7 @@ from actors.names import HEALTH
 from cluster.config import ClusterConfig
 from cluster.engine.cpu import profile
 from cluster.errors import UserError
-from cluster.serving.engine import EngineDelta
+from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.model import ServedModel
 from cluster.serving.round_metrics import RoundCollector
 from cluster.serving.types import Request
@@ -131,7 +131,8 @@ class TargetReplica:
 
     @property
     def _started(self) -> "AsyncEngine":
-        assert self._engine is not None, "the gateway has it from `start`"
+        if self._engine is None:  # Ray has started the process again, and who asks doesn't know it yet
+            raise EngineDeadError("the replica is loading")
         return self._engine
 
     def _build(self) -> "AsyncEngine":

@@ -17,7 +17,7 @@ from cluster.channel.faults import FaultsConfig
 from cluster.contract.codec import from_plain
 from cluster.contract.errors import DocumentError, require_positive
 from cluster.contract.policy import Policy
-from cluster.engine.settings import EngineOptions
+from cluster.engine.settings import EngineOptions, LoadFormat
 from cluster.errors import UserError
 from cluster.serving.settings import ListenSettings, ServerSettings, read_token
 from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S, DEFAULT_STALL_LIMIT_S
@@ -37,11 +37,24 @@ class ModelConfig:
     """None: the target decodes alone."""
     num_speculative_tokens: int | None = None
     """Drafted a round (K); None for what the draft was trained for."""
+    load_format: LoadFormat = "auto"
+    """dummy: random weights, for times and memory alone. The folders need a config and the target's tokenizer."""
+    synthetic_acceptance_length: float | None = None
+    """Tokens a round on average, the target's own included, whatever is drafted: the answers are not the target's."""
 
     def __post_init__(self) -> None:
         require_positive(num_speculative_tokens=self.num_speculative_tokens)
-        if self.num_speculative_tokens is not None and self.draft is None:
-            raise DocumentError("num_speculative_tokens", "given without a draft", "left out, or `draft` given")
+        for name in ("num_speculative_tokens", "synthetic_acceptance_length"):
+            if getattr(self, name) is not None and self.draft is None:
+                raise DocumentError(name, "given without a draft", "left out, or `draft` given")
+        length = self.synthetic_acceptance_length
+        if length is not None and not 1 <= length < math.inf:
+            raise DocumentError("synthetic_acceptance_length", str(length), "from 1 to one more than is drafted")
+
+    @property
+    def acceptance_is_measured(self) -> bool:
+        """Whether what is accepted says anything of these models."""
+        return self.load_format != "dummy" and self.synthetic_acceptance_length is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +173,12 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         if self.production and self.faults is not None:
             raise DocumentError("faults", "given beside production: true", "left out: they are for tests")
+        if self.production and self.model.load_format == "dummy":
+            raise DocumentError("model.load_format", "dummy beside production: true", "left out: it is for benchmarks")
+        if self.production and self.model.synthetic_acceptance_length is not None:
+            raise DocumentError(
+                "model.synthetic_acceptance_length", "given beside production: true", "left out: it is for benchmarks"
+            )
         kind = self.channel.kind
         if self.pools.hosts == "different" and kind in ("shm", "cuda_ipc"):
             raise DocumentError(

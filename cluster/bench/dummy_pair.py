@@ -6,7 +6,7 @@ For time and memory, which don't depend on the weights: how many drafts are acce
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from cluster.engine.settings import EngineSettings
 from cluster.errors import UserError
@@ -150,27 +150,20 @@ _LOGIT_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DummySettings(EngineSettings):
-    """As its base, without weights, tokenizer and chance.
+    """As its base, without a tokenizer: token ids go in and come out.
 
-    `acceptance_length`: tokens a round, on average, the target's own included. `attention_backend`: target's and
-    draft's, by vLLM's name; None is vLLM's choice.
+    `attention_backend`: target's and draft's, by vLLM's name; None is vLLM's choice.
     """
 
-    acceptance_length: float
     attention_backend: str | None = None
 
     def to_engine_args(self) -> dict[str, Any]:
         arguments = EngineSettings.to_engine_args(self)
-        if self.speculation is not None:
-            arguments["speculative_config"] |= {
-                "rejection_sample_method": "synthetic",
-                "synthetic_acceptance_length": self.acceptance_length,
-            }
         if self.attention_backend is not None:
             arguments["attention_config"] = {"backend": self.attention_backend}
             if self.speculation is not None:  # or vLLM selects again for the draft
                 arguments["speculative_config"]["attention_backend"] = self.attention_backend
-        return arguments | {"load_format": "dummy", "skip_tokenizer_init": True}
+        return arguments | {"skip_tokenizer_init": True}
 
 
 def dummy_settings(
@@ -189,7 +182,8 @@ def dummy_settings(
     return DummySettings(
         target=target,
         speculation=plan_speculation(target, draft, pair.num_speculative_tokens) if with_draft else None,
-        acceptance_length=acceptance_length,
+        load_format="dummy",
+        synthetic_acceptance_length=acceptance_length,
         attention_backend=attention_backend,
         **sizes,
     )
@@ -207,6 +201,26 @@ def acceptance_length_of(shape: Shape, wanted: float | None) -> float:
     return pair.acceptance_length if wanted is None else wanted
 
 
+def parse_shape(word: str, flag: str) -> Shape:
+    """Raises UserError for another word."""
+    shapes: tuple[Shape, ...] = get_args(Shape)
+    for shape in shapes:
+        if word == shape:
+            return shape
+    raise UserError(flag, "there is no such shape", f"choose one of {', '.join(shapes)}")
+
+
+def write_pair(folder: Path, shape: Shape) -> tuple[Path, Path]:
+    """The folders of a target and its draft that can be served: the target has a tokenizer, of numbered words."""
+    pair = _PAIRS[shape]
+    target, draft = (folder / role for role in ("target", "draft"))
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(target, pair.target, role="target")
+    _write(draft, pair.draft, role="draft")
+    _write_tokenizer(target, pair.target["vocab_size"])
+    return target, draft
+
+
 def logits_bytes(shape: Shape, batch: int) -> tuple[int, int]:
     """Of a round's logits, the target's [B (K + 1), V] and the draft's: DSpark's [B K, V], an assistant's [B, V], a
     token after the other."""
@@ -220,3 +234,13 @@ def _write(folder: Path, config: dict[str, Any], *, role: str) -> ModelFolder:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return open_model(str(folder), role=role, weights=False)
+
+
+def _write_tokenizer(folder: Path, vocab_size: int) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {str(token): token for token in range(vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocab=words, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="0", eos_token="0").save_pretrained(folder)

@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from cluster.bench.dummy_pair import parse_shape, write_pair
 from cluster.bench.environment import environment
 from cluster.bench.load.generator import LoadProgress
 from cluster.bench.report.document import document, is_clean
@@ -24,6 +25,7 @@ from cluster.bench.sweep.run import absent_run, run_cell
 from cluster.bench.sweep.runs import RunFolder, is_good
 from cluster.bench.sweep.server import BenchServer, RemoteServer
 from cluster.bench.sweep.summary import THROUGHPUT
+from cluster.cache import cache_dir
 from cluster.commands.generate_remote import RemoteOptions, ask_model
 from cluster.commands.terminal import messages
 from cluster.config import Override
@@ -61,6 +63,7 @@ def bench(plan: BenchPlan, output: BenchOutput, server: OpenServer) -> None:
         try:
             _Sweep(plan, folder).run(server)
         except KeyboardInterrupt:
+            _report(plan, folder)  # of what there is
             messages.print("interrupted; the same command again runs what is missing")
             raise typer.Exit(EXIT_INTERRUPTED) from None
         whole = _report(plan, folder)
@@ -77,15 +80,27 @@ def demo_pair(concurrencies: Sequence[int | None]) -> list[Override]:
     """The demo's target, made where it is absent, and its draft, with room for so many requests at once."""
     with messages.status("looking for the demo's target") as status:
         target = demo_target(progress=status.update)
+    return _pair("the demo's pair", target, demo_draft_dir(), concurrencies)
+
+
+def dummy_pair(shape: str, concurrencies: Sequence[int | None]) -> list[Override]:
+    """A pair of random weights in the dimensions of one that is too large to keep, with room for so many requests at
+    once. Raises UserError for another word."""
+    flag = f"--dummy {shape}"
+    target, draft = write_pair(cache_dir() / "dummies" / shape, parse_shape(shape, flag))
+    return [*_pair(flag, target, draft, concurrencies), Override(path="model.load_format", value="dummy", flag=flag)]
+
+
+def _pair(flag: str, target: Path, draft: Path, concurrencies: Sequence[int | None]) -> list[Override]:
     together = max((concurrency or 1 for concurrency in concurrencies), default=1)
     values = {
         "model.target": str(target),
-        "model.draft": str(demo_draft_dir()),
+        "model.draft": str(draft),
         "engine.max_model_len": 1024,
         "engine.max_num_seqs": max(together, EngineOptions().max_num_seqs),
         "gateway.limits.max_running": max(together, Limits().max_running),
     }
-    return [Override(path=path, value=value, flag="the demo's pair") for path, value in values.items()]
+    return [Override(path=path, value=value, flag=flag) for path, value in values.items()]
 
 
 @contextmanager
@@ -197,6 +212,12 @@ def _in_short(run: dict[str, Any]) -> str:
     return text
 
 
+def _acceptance_length(cell: dict[str, Any]) -> str:
+    if (synthetic := cell["synthetic_acceptance_length"]) is not None:
+        return f"synthetic {synthetic:g}"
+    return f"{cell['acceptance']['acceptance_length']:.2f}" if cell["acceptance"] else ""
+
+
 def _show(whole: dict[str, Any]) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in (
@@ -212,8 +233,7 @@ def _show(whole: dict[str, Any]) -> None:
     names = (THROUGHPUT, "output_speed_per_user", "median_ttft_ms", "median_tpot_ms")
     for cell in whole["cells"]:
         medians = [f"{cell['figures'][name]['median']:,.1f}" if name in cell["figures"] else "" for name in names]
-        length = f"{cell['acceptance']['acceptance_length']:.2f}" if cell["acceptance"] else ""
-        table.add_row(escape(cell["name"]), cell["status"], *medians, length)
+        table.add_row(escape(cell["name"]), cell["status"], *medians, _acceptance_length(cell))
     messages.print(table)
     for each in whole["comparisons"]:
         messages.print(escape(each["sentence"]), soft_wrap=True)

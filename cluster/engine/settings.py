@@ -1,7 +1,7 @@
 """What an engine is built from, before vLLM is imported."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from cluster.contract.errors import DocumentError, require_positive
 from cluster.engine.cpu import profile
@@ -11,13 +11,18 @@ from cluster.models.folder import ModelFolder
 
 _CPU_BATCHED_TOKENS = 512
 
+LoadFormat = Literal["auto", "dummy"]
+"""dummy: random weights, of which the folder needs none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """The sizes of an engine's buffers, by vLLM's names.
 
     `max_model_len` None means the target's own context; `num_gpu_blocks` None lets vLLM size the KV cache, by
-    `gpu_memory_utilization` of its GPU, whose None is vLLM's own share, or by `kv_cache_bytes`.
+    `gpu_memory_utilization` of its GPU, whose None is vLLM's own share, or by `kv_cache_bytes`. `compilation_mode` 0
+    starts without torch.compile, in half the time, and keeps CUDA graphs of decoding; None is vLLM's own choice.
+    `stream_interval` are the tokens that a message of a stream has at least, after the first: each message costs.
     """
 
     max_model_len: int | None = None
@@ -27,6 +32,8 @@ class EngineOptions:
     gpu_memory_utilization: float | None = None
     kv_cache_bytes: int | None = None
     enable_prefix_caching: bool = True
+    compilation_mode: Literal[0, 3] | None = None
+    stream_interval: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -36,6 +43,7 @@ class EngineOptions:
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_gpu_blocks=self.num_gpu_blocks,
             kv_cache_bytes=self.kv_cache_bytes,
+            stream_interval=self.stream_interval,
         )
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
@@ -44,10 +52,16 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings(EngineOptions):
-    """A target, perhaps with a draft in the same process (placement `colocated`), and the sizes of its buffers."""
+    """A target, perhaps with a draft in the same process (placement `colocated`), and the sizes of its buffers.
+
+    With `synthetic_acceptance_length` a round has so many tokens on average, the target's own included, whatever is
+    drafted.
+    """
 
     target: ModelFolder
     speculation: Speculation | None = None
+    load_format: LoadFormat = "auto"
+    synthetic_acceptance_length: float | None = None
 
     @property
     def context_length(self) -> int | None:
@@ -65,10 +79,14 @@ class EngineSettings(EngineOptions):
             "kv_cache_memory_bytes": self.kv_cache_bytes,
             "enable_prefix_caching": self.enable_prefix_caching,
             "seed": self.seed,
+            "load_format": self.load_format,
+            "stream_interval": self.stream_interval,
             "use_tqdm_on_load": False,
         }
         if self.gpu_memory_utilization is not None:
             arguments["gpu_memory_utilization"] = self.gpu_memory_utilization
+        if self.compilation_mode is not None:
+            arguments["compilation_config"] = {"mode": self.compilation_mode}
         if profile.is_cpu_installation():
             # float32: kernels for bfloat16 need AVX-512. Eager: compiling takes longer than any run on a CPU. A small
             # budget: the kernels pad their outputs to it each round, which the interpreter does 16 tokens at a time.
@@ -81,4 +99,9 @@ class EngineSettings(EngineOptions):
                 "method": self.speculation.method,
                 "num_speculative_tokens": self.speculation.num_speculative_tokens,
             }
+            if self.synthetic_acceptance_length is not None:
+                arguments["speculative_config"] |= {
+                    "rejection_sample_method": "synthetic",
+                    "synthetic_acceptance_length": self.synthetic_acceptance_length,
+                }
         return arguments

@@ -10,8 +10,16 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from transformers import AutoTokenizer
 
-from cluster.bench.dummy_pair import Shape, acceptance_length_of, dummy_settings, logits_bytes
+from cluster.bench.dummy_pair import (
+    Shape,
+    acceptance_length_of,
+    dummy_settings,
+    logits_bytes,
+    parse_shape,
+    write_pair,
+)
 from cluster.bench.gpu_arm import ArmFacts, ArmRun, DecodingRounds, Workload
 from cluster.bench.gpu_arms import COLOCATED, Arm, Figures, measure, on_one_gpu, on_two_gpus, split, together
 from cluster.bench.gpu_report import GpuReport, kv_tokens_in
@@ -265,8 +273,10 @@ def test_a_dummy_pair_is_configs_alone(
     assert speculation["synthetic_acceptance_length"] == 4.5
     assert "attention_config" not in arguments
     assert "attention_backend" not in speculation
-    plain = dummy_settings(tmp_path, shape=shape, with_draft=False, acceptance_length=4.5)
-    assert "speculative_config" not in plain.to_engine_args()
+    sizes = {"compilation_mode": 0, "stream_interval": 8}
+    plain = dummy_settings(tmp_path, shape=shape, with_draft=False, acceptance_length=4.5, **sizes).to_engine_args()
+    assert "speculative_config" not in plain
+    assert (plain["compilation_config"], plain["stream_interval"]) == ({"mode": 0}, 8)
     assert logits_bytes(shape, 2) == (2 * (tokens + 1) * vocabulary * 4, 2 * drafted_at_once * vocabulary * 4)
 
 
@@ -289,6 +299,15 @@ def test_more_tokens_a_round_than_the_draft_makes_are_refused() -> None:
     assert acceptance_length_of("gemma4-12b-mtp", 5) == 5
     with pytest.raises(UserError, match="5 tokens a round at most"):
         acceptance_length_of("gemma4-12b-mtp", 5.5)
+
+
+def test_a_dummy_pair_that_is_served_has_a_tokenizer(tmp_path: Path) -> None:
+    target, draft = write_pair(tmp_path / "pair", parse_shape("qwen3-8b", "--dummy qwen3-8b"))
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    assert tokenizer.decode([5, 151935]) == "5 151935"
+    assert json.loads((draft / "config.json").read_text())["architectures"] == ["Qwen3DSparkModel"]
+    with pytest.raises(UserError, match="choose one of qwen3-8b, gemma4-12b"):
+        parse_shape("qwen3-9b", "--dummy qwen3-9b")
 
 
 class Event:

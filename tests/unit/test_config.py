@@ -158,6 +158,14 @@ def test_a_file_that_is_no_config(tmp_path: Path, text: str, why: str) -> None:
     assert why in refused(tmp_path, text)
 
 
+@pytest.mark.parametrize("setting", ["load_format=dummy", "synthetic_acceptance_length=3"])
+def test_what_only_a_benchmark_wants_is_no_part_of_production(setting: str) -> None:
+    flags = [parse_override(each) for each in ("model.target=t", "model.draft=d", f"model.{setting}")]
+    assert not load_config(None, flags).model.acceptance_is_measured
+    with pytest.raises(UserError, match="beside production: true"):
+        load_config(None, [*flags, parse_override("production=true")])
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="can't be read"):
         load_config(tmp_path / "none.yaml")

@@ -23,6 +23,9 @@ def document(
         "schema": BENCH_SCHEMA,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "unit": units.pop() if len(units) == 1 else "server",
+        "random_weights": any(
+            each.config is not None and each.config.model.load_format == "dummy" for each in plan.variants
+        ),
         "plan": plan.to_json(),
         "environment": dict(environment),
         "cells": cells,

@@ -87,6 +87,7 @@ def _subtitle(whole: Mapping[str, Any]) -> str:
         [
             f"{plan['num_prompts']} prompts of {plan['dataset']['name']}, up to {plan['max_tokens']} tokens each, "
             f"{plan['repeats']} repeats, medians ± MAD",
+            *(["random weights"] if whole["random_weights"] else []),
             counted.get(whole["unit"], "one server"),
             place["gpus"][0] if place["gpus"] else f"{place['cores']} cores of {place['processor']}",
             f"commit {place['commit'] or 'unknown'}",
@@ -158,8 +159,12 @@ def _figure(path: str, median: float, mad: float | None = None) -> str:
 
 
 def _speculation(whole: Mapping[str, Any]) -> str:
+    if synthetic := _synthetic(whole["cells"]):
+        return synthetic
     if whole["plan"]["dataset"]["name"] == "random":
         return _faint("The prompts are random tokens: acceptance on them says nothing, so none is given.")
+    if whole["random_weights"]:
+        return _faint("The weights are random: acceptance of them says nothing, so none is given.")
     rows = []
     for index, cell in enumerate(whole["cells"]):
         if (accepted := cell["acceptance"]) is not None:
@@ -174,6 +179,21 @@ def _speculation(whole: Mapping[str, Any]) -> str:
     positions = max(map(len, rows)) - 3
     titles = ["", "acceptance length", "acceptance rate", *(f"position {place + 1}" for place in range(positions))]
     return _html_table(titles, [row + ["<td></td>"] * (len(titles) - len(row)) for row in rows])
+
+
+def _synthetic(cells: Sequence[Cell]) -> str:
+    """Empty where every draft is judged by its target."""
+    name = "synthetic_acceptance_length"
+    rows = [
+        [f"<td>{escape(cell['name'])}</td>", _figure(f"cells.{index}.{name}", cell[name])]
+        for index, cell in enumerate(cells)
+        if cell[name] is not None
+    ]
+    said = (
+        "Acceptance is synthetic: by chance a round has so many tokens on average, the target's own included, whatever "
+        "was drafted. Nothing was measured of it."
+    )
+    return _faint(said) + _html_table(["", "synthetic acceptance length"], rows) if rows else ""
 
 
 def _generator(cells: Sequence[Cell]) -> str:

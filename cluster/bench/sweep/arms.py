@@ -78,7 +78,8 @@ def make_variant(arm: ArmName, config: ClusterConfig, settings: Mapping[str, Any
     mine = replace(config, pools=pools, channel=ChannelConfig(), contract=Policy())
     foreign = ["pools.draft", "pools.hosts", "pools.placement", "channel", "contract"]
     if arm == "plain":
-        mine = replace(mine, model=replace(mine.model, draft=None, num_speculative_tokens=None))
+        no_draft: dict[str, Any] = dict.fromkeys(("draft", "num_speculative_tokens", "synthetic_acceptance_length"))
+        mine = replace(mine, model=replace(mine.model, **no_draft))
         foreign.append("model")
     own = {key: value for key, value in settings.items() if not key.startswith(tuple(foreign))}
     return Variant(arm=arm, settings=own, config=mine)

@@ -43,7 +43,7 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """An infinite rate is null."""
-        hardware = self.variant.hardware
+        hardware, config = self.variant.hardware, self.variant.config
         return {
             "name": self.name,
             "arm": self.variant.arm,
@@ -52,6 +52,7 @@ class Cell:
             "concurrency": self.concurrency,
             "request_rate": None if math.isinf(self.request_rate) else self.request_rate,
             "hardware": None if hardware is None else asdict(hardware),
+            "synthetic_acceptance_length": None if config is None else config.model.synthetic_acceptance_length,
         }
 
     @property

@@ -43,13 +43,14 @@ def run_cell(server: BenchServer, plan: BenchPlan, cell: Cell, repeat: int, tell
     hardware = cell.variant.hardware
     if "output_throughput" in figures:
         figures[THROUGHPUT] = figures["output_throughput"] / (1.0 if hardware is None else hardware.count)
-    quotable = acceptance is not None and not plan.dataset.is_random
+    config = cell.variant.config
+    measured = not plan.dataset.is_random and (config is None or config.model.acceptance_is_measured)
     return {
         "cell": cell.to_json(),
         "repeat": repeat,
         "why_not": _why_not(result, figures, plan.max_lag_share),
         "figures": figures,
-        "acceptance": acceptance.to_json() if acceptance is not None and quotable else None,
+        "acceptance": acceptance.to_json() if acceptance is not None and measured else None,
         "overhead": asdict(result.overhead),
         "cluster": dict(server.facts),
         "requests": [_plain(record) for record in result.records],

@@ -91,7 +91,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _acceptance(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Medians over the repeats; None where nothing was drafted, or where the prompts were random."""
+    """Medians over the repeats; None where nothing was drafted, or where it says nothing of the models."""
     known = [run["acceptance"] for run in runs if run["acceptance"] is not None]
     if not known:
         return None

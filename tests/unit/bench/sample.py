@@ -16,8 +16,8 @@ RATES = {"colocated": [0.9, 0.8, 0.65, 0.5], "separate": [0.9, 0.79, 0.66, 0.5]}
 PARTS = {"fuse": 0.1, "encode": 0.05, "transfer": 0.2, "draft": 1.5, "decode": 0.04}
 
 
-def sample(dataset: str = "mine.jsonl") -> dict[str, Any]:
-    flags = [parse_override(each) for each in ("model.target=t", "model.draft=d")]
+def sample(dataset: str = "mine.jsonl", *settings: str) -> dict[str, Any]:
+    flags = [parse_override(each) for each in ("model.target=t", "model.draft=d", *settings)]
     shape = Shape(
         num_prompts=16,
         num_warmups=1,

@@ -81,6 +81,7 @@ def test_a_sweep_that_is_killed_goes_on_where_it_stopped(start: Callable[..., Se
     assert "the same command again runs what is missing" in said
     before = run_files(tmp_path)
     assert 2 <= len(before) < 8
+    assert results(tmp_path)["cells"][0]["status"] == "incomplete"
     result = bench(served, tmp_path, "--concurrency", 1, "--repeats", 8)
     assert result.exit_code == 0, result.output
     after = run_files(tmp_path)
@@ -113,6 +114,7 @@ def test_a_folder_of_another_sweep_is_refused(start: Callable[..., Served], tmp_
     ("more", "said"),
     [
         (("--arm", "plain"), "--arm beside --address"),
+        (("--dummy", "qwen3-8b"), "--dummy beside --address"),
         (("--dataset", "absent.jsonl"), "questions absent.jsonl: it can't be read"),
         (("--goodput", "fast"), "--goodput fast: it is no objective"),
         (("--chat",), "scripted has no chat template"),

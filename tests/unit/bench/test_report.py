@@ -51,7 +51,18 @@ def test_findings_are_the_comparisons_and_what_cannot_be_compared(whole: dict[st
 def test_acceptance_of_random_tokens_is_not_quoted() -> None:
     text = page(sample("random"))
     assert "acceptance on them says nothing" in text
-    assert "acceptance_length" not in text
+    assert ".acceptance_length" not in text
+
+
+def test_synthetic_acceptance_is_said_and_not_quoted() -> None:
+    whole = sample("random", "model.load_format=dummy", "model.synthetic_acceptance_length=5.5")
+    text = page(whole)
+    assert_shows(text, whole)
+    assert "Acceptance is synthetic" in text
+    assert "random weights" in text
+    assert ".acceptance_length" not in text
+    lengths = [row["synthetic_acceptance_length"] for row in csv.DictReader(io.StringIO(csv_table(whole)))]
+    assert lengths == [""] * 3 + ["5.5"] * 6
 
 
 def test_csv_has_a_line_for_each_cell(whole: dict[str, Any]) -> None:

@@ -89,11 +89,18 @@ def test_a_machine_without_gpus_counts_replicas() -> None:
 
 
 def test_arms_lose_what_they_do_not_have() -> None:
-    whole = ("pools.hosts=same", "channel.kind=shm", "model.num_speculative_tokens=3", "contract.strict=true")
+    whole = (
+        "pools.hosts=same",
+        "channel.kind=shm",
+        "model.num_speculative_tokens=3",
+        "model.synthetic_acceptance_length=2.5",
+        "contract.strict=true",
+    )
     plain, colocated, separate = (of(arm, *whole).config for arm in arms.ARMS)
     assert plain is not None
     assert colocated is not None
     assert (plain.model.draft, plain.model.num_speculative_tokens, plain.has_draft_workers) == (None, None, False)
+    assert (plain.model.synthetic_acceptance_length, colocated.model.synthetic_acceptance_length) == (None, 2.5)
     assert (colocated.model.num_speculative_tokens, colocated.has_draft_workers) == (3, False)
     assert colocated.pools.placement == "colocated"
     assert separate == config(*whole)
