@@ -62,7 +62,10 @@ def bench(plan: BenchPlan, output: BenchOutput, server: OpenServer) -> None:
     with RunFolder(output.folder, plan) as folder, _stoppable():
         try:
             _Sweep(plan, folder).run(server)
-        except KeyboardInterrupt:
+        except (
+            KeyboardInterrupt,
+            SystemExit,
+        ):  # which Ray raises for SIGTERM: it puts its handler in the place of ours
             _report(plan, folder)  # of what there is
             messages.print("interrupted; the same command again runs what is missing")
             raise typer.Exit(EXIT_INTERRUPTED) from None

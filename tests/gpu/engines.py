@@ -34,11 +34,24 @@ class Separate:
 
     def start(self, settings: EngineSettings) -> SeparateEngine:
         return SeparateEngine(
-            settings, channel=self.channel, policy=self.policy, draft_environment=self.draft_environment
+            settings,
+            channel=self.channel,
+            policy=self.policy,
+            draft_environment=self.draft_environment,
+            round_deadline_s=120.0,  # attention's kernels may be compiled in a round
         )
 
 
-class EagerSettings(SplitSettings):
+class TritonSettings(SplitSettings):
+    """With one backend for all sizes of heads, so that an MTP draft can read its target's KV."""
+
+    def to_engine_args(self) -> dict[str, Any]:
+        arguments = super().to_engine_args() | {"attention_config": {"backend": "TRITON_ATTN"}}
+        arguments["speculative_config"]["attention_backend"] = "TRITON_ATTN"
+        return arguments
+
+
+class EagerTritonSettings(TritonSettings):
     def to_engine_args(self) -> dict[str, Any]:
         return super().to_engine_args() | {"enforce_eager": True}
 

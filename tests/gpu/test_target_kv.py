@@ -15,8 +15,7 @@ from cluster.channel.cuda_exported import ExportedAllocation, map_allocation
 from cluster.contract.facts import KVSharing
 from cluster.contract.policy import Policy
 from cluster.engine.settings import EngineSettings
-from tests.gpu.engines import EagerSettings, Separate, apart, run_arm, settings_of
-from tests.split.arms import SplitSettings
+from tests.gpu.engines import EagerTritonSettings, Separate, TritonSettings, apart, run_arm, settings_of
 
 pytestmark = pytest.mark.gpu
 
@@ -62,7 +61,7 @@ def test_segments_that_grow_are_not_exported() -> None:
     assert "CUDA exports no handle" in ended.stdout, ended.stderr
 
 
-@pytest.fixture(scope="module", params=[EagerSettings, SplitSettings], ids=["eager", "graphs"])
+@pytest.fixture(scope="module", params=[EagerTritonSettings, TritonSettings], ids=["eager", "graphs"])
 def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
     return settings_of(PAIR, tmp_path_factory.mktemp(PAIR), request.param)
 
