@@ -98,7 +98,7 @@ class ArmRun:
 
 # A GPU's memory is shared by several arms, and vLLM refuses to start with less free than this share of it. How much it
 # takes is `kv_cache_bytes`' business.
-_SHARE: Final = 0.1
+_SHARE: Final = 0.02
 
 _ROUND_DEADLINE_S: Final = 120.0
 """Kernels of attention are compiled in the rounds of the warm-up."""

@@ -58,7 +58,7 @@ class EagerTritonSettings(TritonSettings):
 
 def settings_of(pair: str, folder: Path, kind: type[EngineSettings] = SplitSettings) -> EngineSettings:
     """As the tests of the split have them, beside other engines on the GPU."""
-    sizes: dict[str, Any] = {"kv_cache_bytes": 1 << 30, "gpu_memory_utilization": 0.1}
+    sizes: dict[str, Any] = {"kv_cache_bytes": 1 << 30, "gpu_memory_utilization": 0.02}
     if pair in HYBRID_BLOCKS:
         sizes["num_gpu_blocks"] = HYBRID_BLOCKS[pair][1]
     small = pair_settings(pair, folder, **sizes)
