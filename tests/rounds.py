@@ -99,8 +99,8 @@ def wait_until(is_over: Callable[[], bool]) -> None:
         time.sleep(1e-3)
 
 
-class Recording:
-    """A draft without a model: keeps what came, and drafts 10 more than the last token, 11 more, 12 more."""
+class Adding:
+    """A draft without a model: drafts 10 more than the last token, 11 more, 12 more."""
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
@@ -109,11 +109,21 @@ class Recording:
             for table in SIZES.block_tables
         ]
         self.block_tables = ((tables[0],), (tables[1], torch.empty_like(tables[1])))  # two groups follow the second
+
+    def propose(self, round: Round) -> torch.Tensor:
+        return round.last_sampled[round.idx_mapping] + torch.arange(10, 10 + K, device=self.device)
+
+
+class Recording(Adding):
+    """Keeps what came."""
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        super().__init__(device)
         self.came: list[dict[str, torch.Tensor]] = []
 
     def propose(self, round: Round) -> torch.Tensor:
         self.came.append({name: tensor.clone() for name, tensor in tensors_of(round).items()})
-        return round.last_sampled[round.idx_mapping] + torch.arange(10, 10 + K, device=self.device)
+        return super().propose(round)
 
 
 TENSORS = (

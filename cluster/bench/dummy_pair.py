@@ -148,6 +148,10 @@ _LOGIT_BYTES: Final = 4
 """vLLM samples from float32."""
 
 
+_VLLM_CAPTURES_UP_TO: Final = 512
+"""Tokens: with 7 drafted, rounds of more than 64 requests would have no CUDA graph, and the CPU be what is measured."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DummySettings(EngineSettings):
     """As its base, without a tokenizer: token ids go in and come out.
@@ -163,6 +167,10 @@ class DummySettings(EngineSettings):
             arguments["attention_config"] = {"backend": self.attention_backend}
             if self.speculation is not None:  # or vLLM selects again for the draft
                 arguments["speculative_config"]["attention_backend"] = self.attention_backend
+        if self.speculation is not None:
+            tokens = self.max_num_seqs * (self.speculation.num_speculative_tokens + 1)
+            if tokens > _VLLM_CAPTURES_UP_TO:
+                arguments.setdefault("compilation_config", {})["max_cudagraph_capture_size"] = tokens
         return arguments | {"skip_tokenizer_init": True}
 
 

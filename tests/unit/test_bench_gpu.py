@@ -294,6 +294,14 @@ def test_an_attention_backend_is_that_of_every_arm(tmp_path: Path) -> None:
         assert drafts == ("TRITON_ATTN" if with_draft else None)
 
 
+def test_the_largest_round_has_a_cuda_graph(tmp_path: Path) -> None:
+    for max_num_seqs, captured in ((64, None), (128, {"max_cudagraph_capture_size": 1024})):
+        settings = dummy_settings(
+            tmp_path, shape="qwen3-8b", with_draft=True, acceptance_length=5.5, max_num_seqs=max_num_seqs
+        )
+        assert settings.to_engine_args().get("compilation_config") == captured
+
+
 def test_more_tokens_a_round_than_the_draft_makes_are_refused() -> None:
     assert acceptance_length_of("qwen3-8b", None) == 5.5
     assert acceptance_length_of("gemma4-12b-mtp", 5) == 5
