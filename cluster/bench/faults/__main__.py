@@ -5,30 +5,26 @@ rows that target behind the gRPC service. Each row makes one thing go wrong and 
 the exit code is 1 where one isn't met.
 """
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, replace
-from typing import Annotated, Final
+from dataclasses import replace
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from cluster.bench import two_engines
+from cluster.bench.faults.report import run_rows
 from cluster.bench.faults.rows import Bench, Row
 from cluster.bench.faults.served import Served
 from cluster.channel.base import ChannelKind
 from cluster.channel.faults import FaultsConfig
-from cluster.commands.terminal import DebugOption, JsonOption, command, messages, output
+from cluster.commands.terminal import DebugOption, JsonOption, command, messages
 from cluster.engine.in_process import InProcessEngine
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
-from cluster.errors import UserError
 from cluster.models.draft import plan_speculation
 from cluster.models.folder import open_model
 from cluster.speculation.settings import DEFAULT_STALL_LIMIT_S
-
-SCHEMA: Final = "dspark-cluster/faults/1"
 
 
 @command
@@ -53,7 +49,6 @@ def main(
     settings = EngineSettings(
         target=model, speculation=speculation, max_model_len=128, max_num_seqs=8, max_num_batched_tokens=128
     )
-    rows: list[Row] = []
     with (
         messages.status("loads the pair") as status,
         SeparateEngine(settings, channel=channel, stall_limit_s=DEFAULT_STALL_LIMIT_S, faults=FaultsConfig()) as pair,
@@ -75,31 +70,7 @@ def main(
             "overload": served.overload,
             "end": served.told_to_end,
         }
-        if unknown := [name for name in only or () if name not in work]:
-            raise UserError(f"--only {unknown[0]}", f"there are {', '.join(work)}", "name one of these")
-        for name in only or work:
-            status.update(f"row {name}")
-            rows.append(work[name]())
-            messages.print(_line(rows[-1]), soft_wrap=True)
-    if json_output:
-        print(json.dumps({"schema": SCHEMA, "rows": [asdict(row) | {"is_met": row.is_met} for row in rows]}))
-    else:
-        output().print(_table(rows))
-    if not all(row.is_met for row in rows):
-        raise typer.Exit(1)
-
-
-def _line(row: Row) -> str:
-    figures = ", ".join(f"{figure.name} {figure.value}" for figure in row.figures)
-    return f"{row.fault}: {figures}{'' if row.is_met else ' (bar not met)'}"
-
-
-def _table(rows: Sequence[Row]) -> Table:
-    table = Table("fault", "requests", "measured", "bar")
-    for row in rows:
-        figures = "\n".join(f"{figure.name}: {figure.value}" for figure in row.figures)
-        table.add_row(row.fault, f"{row.requests:,}", figures, "met" if row.is_met else "not met")
-    return table
+        run_rows(work, only, status.update, json_output=json_output)
 
 
 if __name__ == "__main__":

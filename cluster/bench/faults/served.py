@@ -56,7 +56,7 @@ class Served:
         options = ["--target", target, "--max-model-len", "128", "--port", "0"]
         places = ["--max-running", str(_MAX_RUNNING), "--max-queued", "0"]
         self._command = [sys.executable, "-m", "cluster.cli", "serve", *options, *places]
-        self._requests = list(map(_asked, requests))
+        self._requests = list(map(to_request, requests))
         self._expected = expected
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as this object
         self._process: subprocess.Popen[bytes] | None = None
@@ -164,7 +164,8 @@ class Served:
             return took_s, await asyncio.gather(*map(_tokens, firsts, streams))
 
 
-def _asked(request: GenerationRequest) -> Request:
+def to_request(request: GenerationRequest) -> Request:
+    """As a server is asked for it."""
     return Request(
         prompt=TokenPrompt(token_ids=request.prompt_token_ids),
         sampling=Sampling(temperature=request.temperature),
