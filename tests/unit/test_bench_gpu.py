@@ -273,7 +273,7 @@ def test_a_dummy_pair_is_configs_alone(
     assert speculation["synthetic_acceptance_length"] == 4.5
     assert "attention_config" not in arguments
     assert "attention_backend" not in speculation
-    sizes = {"compilation_mode": 0, "stream_interval": 8}
+    sizes: dict[str, Any] = {"compilation_mode": 0, "stream_interval": 8}
     plain = dummy_settings(tmp_path, shape=shape, with_draft=False, acceptance_length=4.5, **sizes).to_engine_args()
     assert "speculative_config" not in plain
     assert (plain["compilation_config"], plain["stream_interval"]) == ({"mode": 0}, 8)
