@@ -18,13 +18,13 @@ from cluster.serving import logs, wire
 from cluster.serving.auth import METADATA_KEY, SCHEME
 from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.errors import RequestError
-from cluster.serving.replica_server import NO_SIZE_LIMITS, ReplicaAddress
+from cluster.serving.replica_server import STREAM_OPTIONS, ReplicaAddress
 from cluster.serving.types import Request, TokenPrompt
 from cluster.serving.waiting import WaitingDeltas
 
 _OPTIONS: Final = (
     *CLIENT_KEEPALIVE,
-    *NO_SIZE_LIMITS,
+    *STREAM_OPTIONS,
     ("grpc.enable_http_proxy", 0),  # a replica is a neighbour
 )
 

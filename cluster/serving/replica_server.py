@@ -27,8 +27,14 @@ from cluster.serving.waiting import WaitingDeltas
 Generate = Callable[[str, Request, tuple[int, ...], int], AsyncGenerator[EngineDelta, None]]
 """`GenerationEngine.generate`."""
 
-NO_SIZE_LIMITS: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
-"""The gateway has checked each request; a message may have the prompt's log probabilities of many."""
+STREAM_OPTIONS: Final = (
+    # The gateway has checked each request, and a message may have the prompt's log probabilities of many.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # What a gateway hasn't read yet waits in the replica, where it becomes one delta, and not in buffers that grow.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 16 << 10),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,7 @@ class ReplicaServer:
         self._token = secrets.token_hex(32)
         self._server = grpc.aio.server(
             interceptors=[BearerToken(self._token)],
-            options=(*SERVER_KEEPALIVE, *NO_SIZE_LIMITS, ("grpc.so_reuseport", 0)),
+            options=(*SERVER_KEEPALIVE, *STREAM_OPTIONS, ("grpc.so_reuseport", 0)),
         )
         pb_grpc.add_ReplicaServiceServicer_to_server(_Service(generate), self._server)
 

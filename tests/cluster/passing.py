@@ -6,6 +6,7 @@ replica makes a token each step, or as fast as it can where a step takes no time
 
 import argparse
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=0.0, help="0: as fast as it can")
     parser.add_argument("--tokens", type=int, default=4096, help="of all requests together")
     arguments = parser.parse_args()
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # as in conftest
     ray.init(namespace="passing", num_cpus=2, include_dashboard=False, log_to_driver=False)
     actor = ray.remote(num_cpus=0, concurrency_groups={HEALTH: 1})(PacedReplica)
     replica = actor.remote(arguments.step_ms / 1e3)

@@ -16,7 +16,7 @@ from cluster.serving.auth import METADATA_KEY, SCHEME
 from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.errors import RequestError, invalid
 from cluster.serving.replica_link import ReplicaLink
-from cluster.serving.replica_server import NO_SIZE_LIMITS, Generate, ReplicaAddress, ReplicaServer
+from cluster.serving.replica_server import STREAM_OPTIONS, Generate, ReplicaAddress, ReplicaServer
 from cluster.serving.types import (
     ChoiceDelta,
     FinishReason,
@@ -174,7 +174,7 @@ async def test_one_delta_waits_for_a_slow_gateway() -> None:
 
     async with (
         listening(generate) as address,
-        grpc.aio.insecure_channel(address.address, options=NO_SIZE_LIMITS) as channel,
+        grpc.aio.insecure_channel(address.address, options=STREAM_OPTIONS) as channel,
     ):
         stub: Any = pb_grpc.ReplicaServiceStub(channel)
         call = stub.Attach(metadata=((METADATA_KEY, f"{SCHEME}{address.token}"),))
