@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="of all requests together")
     arguments = parser.parse_args()
     os.environ["RAY_AUTH_MODE"] = "disabled"  # as in conftest
-    ray.init(namespace="passing", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", namespace="passing", num_cpus=2, include_dashboard=False, log_to_driver=False)
     actor = ray.remote(num_cpus=0, concurrency_groups={HEALTH: 1})(PacedReplica)
     replica = actor.remote(arguments.step_ms / 1e3)
     gateway = GATEWAY_ACTOR.remote(ServerSettings(port=0), {"target-0": (replica, ray.get(replica.start.remote()))})
