@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from typing import Any, Final
 
 import ray
@@ -11,6 +12,7 @@ from actors.target import ReplicaHealth
 from cluster.serving import logs
 from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.model import ServedModel
+from cluster.serving.replica_link import ReplicaLink
 from cluster.serving.types import Request
 
 _HEALTH_PERIOD_S: Final = 0.5
@@ -24,7 +26,7 @@ _METRICS_TIMEOUT_S: Final = 5.0
 
 
 class RemoteEngine:
-    """A `GenerationEngine`. What travels through Ray are requests, texts and token ids.
+    """A `GenerationEngine`. What it generates comes over a stream of the replica's own; the rest is calls of the actor.
 
     A replica that is lost may come back: Ray starts its actor again, which loads by itself.
     """
@@ -34,7 +36,9 @@ class RemoteEngine:
         self._replica = replica
         self._model = model
         self._health: ReplicaHealth | None = None
-        self._lost = asyncio.Event()
+        self._lost = False
+        self._link: ReplicaLink | None = None
+        self._connecting = asyncio.Lock()
         self._watching = asyncio.create_task(self._watch())
 
     @property
@@ -43,7 +47,7 @@ class RemoteEngine:
 
     @property
     def dead(self) -> bool:
-        return self._lost.is_set()
+        return self._lost
 
     @property
     def host(self) -> str:
@@ -66,27 +70,15 @@ class RemoteEngine:
     async def generate(
         self, request_id: str, request: Request, prompt_token_ids: tuple[int, ...], max_tokens: int
     ) -> AsyncGenerator[EngineDelta, None]:
-        stream = self._replica.generate.options(num_returns="streaming").remote(
-            request_id, request, prompt_token_ids, max_tokens
-        )
-        ended = False
-        lost = coming = asyncio.create_task(self._lost.wait())
+        link = await self._connected()
         try:
-            while True:
-                coming = asyncio.ensure_future(anext(stream))
-                await asyncio.wait((coming, lost), return_when=asyncio.FIRST_COMPLETED)
-                if not coming.done():  # a process that hangs ends no stream
-                    raise EngineDeadError("the replica is lost")
-                yield await self._ask(coming.result())
-        except StopAsyncIteration:
-            ended = True
-        except RayActorError as error:
-            raise self._gone() from error
-        finally:
-            lost.cancel()
-            coming.cancel()
-            if not ended:
-                ray.cancel(stream)
+            async with aclosing(link.generate(request_id, request, prompt_token_ids, max_tokens)) as deltas:
+                async for delta in deltas:
+                    yield delta
+        except EngineDeadError:
+            if link is self._link and link.closed:
+                self._lose()
+            raise
 
     async def metrics(self) -> str | None:
         """Its page of Prometheus figures, or None where it doesn't come in time."""
@@ -105,6 +97,8 @@ class RemoteEngine:
     async def close(self) -> None:
         """Look after it no longer. The replica goes on: it is its cluster's to stop."""
         self._watching.cancel()
+        if self._link is not None:
+            self._link.close()
 
     async def _watch(self) -> None:
         while True:
@@ -112,20 +106,38 @@ class RemoteEngine:
                 async with asyncio.timeout(_SILENT_AFTER_S):
                     self._health = await self._replica.health.remote()
             except (TimeoutError, RayActorError):
-                self._lost.set()
+                self._lose()
             else:
                 self._follow(self._health)
             await asyncio.sleep(_HEALTH_PERIOD_S)
 
     def _follow(self, health: ReplicaHealth) -> None:
-        if health.dead and not self._lost.is_set():
+        if health.dead and not self._lost:
             # The actor lives on with an engine that doesn't: Ray starts both again.
             logs.event("replica's engine died", host=health.host)
-            self._lost.set()
+            self._lose()
             ray.kill(self._replica, no_restart=False)
-        elif health.ready and not health.dead and self._lost.is_set():
+        elif health.ready and not health.dead and self._lost:
             logs.event("replica is back", host=health.host)
-            self._lost.clear()
+            self._lost = False
+
+    async def _connected(self) -> ReplicaLink:
+        """The stream with the replica, a new one where there is none any more."""
+        async with self._connecting:
+            if self._link is None or self._link.closed:
+                try:
+                    async with asyncio.timeout(_SILENT_AFTER_S):
+                        self._link = ReplicaLink(await self._ask(self._replica.address.remote()))
+                except TimeoutError as error:
+                    self._lose()
+                    raise EngineDeadError("the replica is silent") from error
+            return self._link
+
+    def _lose(self) -> None:
+        """What runs there ends here: a process that hangs ends no stream."""
+        self._lost = True
+        if self._link is not None:
+            self._link.close()
 
     async def _ask(self, answer: Any) -> Any:
         """The answer, or the error that the replica raised."""
@@ -137,5 +149,5 @@ class RemoteEngine:
             raise self._gone() from error
 
     def _gone(self) -> EngineDeadError:
-        self._lost.set()
+        self._lose()
         return EngineDeadError("the replica's process has ended")

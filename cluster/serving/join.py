@@ -9,17 +9,32 @@ from cluster.serving.types import ChoiceDelta, PositionLogprobs, Response, Round
 def join_responses(responses: Iterable[Response]) -> Response:
     """One response that says what all of them say, in their order; at least one."""
     responses = list(responses)
-    choices: dict[int, _Joined] = {}
+    joined = JoinedChoices()
     for response in responses:
-        for delta in response.choices:
-            choices.setdefault(delta.index, _Joined()).add(delta)
+        joined.add(response.choices)
     return Response(
         request_id=responses[0].request_id,
-        choices=tuple(choices[index].delta(index) for index in sorted(choices)),
+        choices=joined.choices,
         usage=responses[-1].usage,
         seed=responses[0].seed,
         prompt_logprobs=tuple(each for response in responses for each in response.prompt_logprobs),
     )
+
+
+class JoinedChoices:
+    """Deltas of some choices, put together as they come."""
+
+    def __init__(self) -> None:
+        self._choices: dict[int, _Joined] = {}
+
+    def add(self, deltas: Iterable[ChoiceDelta]) -> None:
+        for delta in deltas:
+            self._choices.setdefault(delta.index, _Joined()).add(delta)
+
+    @property
+    def choices(self) -> tuple[ChoiceDelta, ...]:
+        """One delta of each, by index."""
+        return tuple(self._choices[index].delta(index) for index in sorted(self._choices))
 
 
 @dataclass(slots=True)

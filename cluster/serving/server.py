@@ -63,7 +63,7 @@ class GenerationServer:
     @property
     def address(self) -> str:
         """HOST:PORT, with the port that was taken."""
-        return _host_port(self._settings.host, self._port)
+        return host_port(self._settings.host, self._port)
 
     @property
     def metrics_port(self) -> int | None:
@@ -105,7 +105,7 @@ class GenerationServer:
         logs.event("stopped")
 
     def _listen(self) -> int:
-        wanted = _host_port(self._settings.host, self._settings.port)
+        wanted = host_port(self._settings.host, self._settings.port)
         try:
             if self._settings.tls is None:
                 return self._server.add_insecure_port(wanted)
@@ -152,5 +152,6 @@ def _credentials(tls: TlsSettings) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([pair], root_certificates=authority, require_client_auth=True)
 
 
-def _host_port(host: str, port: int) -> str:
+def host_port(host: str, port: int) -> str:
+    """As gRPC reads it, an IPv6 host too."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

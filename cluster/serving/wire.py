@@ -104,28 +104,50 @@ def decode_sampling(message: pb.SamplingParameters) -> Sampling:
 def encode_response(response: Response) -> pb.GenerateResponse:
     return pb.GenerateResponse(
         request_id=response.request_id,
-        choices=[_encode_choice(choice) for choice in response.choices],
+        choices=encode_choices(response.choices),
         usage=pb.Usage(
             prompt_tokens=response.usage.prompt_tokens,
             cached_tokens=response.usage.cached_tokens,
             completion_tokens=response.usage.completion_tokens,
         ),
         seed=response.seed,
-        prompt_logprobs=_encode_positions(response.prompt_logprobs),
+        prompt_logprobs=encode_positions(response.prompt_logprobs),
     )
 
 
 def decode_response(message: pb.GenerateResponse) -> Response:
     return Response(
         request_id=message.request_id,
-        choices=tuple(_decode_choice(choice) for choice in message.choices),
+        choices=decode_choices(message.choices),
         usage=Usage(
             prompt_tokens=message.usage.prompt_tokens,
             cached_tokens=message.usage.cached_tokens,
             completion_tokens=message.usage.completion_tokens,
         ),
         seed=_optional(message, "seed"),
-        prompt_logprobs=_decode_positions(message.prompt_logprobs),
+        prompt_logprobs=decode_positions(message.prompt_logprobs),
+    )
+
+
+def encode_choices(choices: Iterable[ChoiceDelta]) -> list[pb.ChoiceDelta]:
+    return [_encode_choice(choice) for choice in choices]
+
+
+def decode_choices(messages: Iterable[pb.ChoiceDelta]) -> tuple[ChoiceDelta, ...]:
+    return tuple(_decode_choice(message) for message in messages)
+
+
+def encode_positions(positions: Sequence[PositionLogprobs]) -> list[pb.TokenLogprobs]:
+    return [
+        pb.TokenLogprobs(token=_encode_token(each.token), top=[_encode_token(token) for token in each.top])
+        for each in positions
+    ]
+
+
+def decode_positions(messages: Iterable[pb.TokenLogprobs]) -> tuple[PositionLogprobs, ...]:
+    return tuple(
+        PositionLogprobs(token=_decode_token(each.token), top=tuple(_decode_token(token) for token in each.top))
+        for each in messages
     )
 
 
@@ -167,7 +189,7 @@ def _encode_choice(choice: ChoiceDelta) -> pb.ChoiceDelta:
         index=choice.index,
         text=choice.text,
         token_ids=choice.token_ids,
-        logprobs=_encode_positions(choice.logprobs),
+        logprobs=encode_positions(choice.logprobs),
     )
     if choice.finish_reason is not None:
         message.finish_reason = _FINISH_NUMBERS[choice.finish_reason]
@@ -186,7 +208,7 @@ def _decode_choice(message: pb.ChoiceDelta) -> ChoiceDelta:
         index=message.index,
         text=message.text,
         token_ids=tuple(message.token_ids),
-        logprobs=_decode_positions(message.logprobs),
+        logprobs=decode_positions(message.logprobs),
         finish_reason=_FINISH_REASONS.get(message.finish_reason),
         matched_stop=None if matched is None else getattr(message, matched),
         speculation=_decode_figures(message.speculation) if message.HasField("speculation") else None,
@@ -211,20 +233,6 @@ def _decode_figures(message: pb.SpeculationFigures) -> RoundFigures:
             accepted_by_position=tuple(message.accepted_by_position),
         ),
         rounds_without_draft=message.rounds_without_draft,
-    )
-
-
-def _encode_positions(positions: Sequence[PositionLogprobs]) -> list[pb.TokenLogprobs]:
-    return [
-        pb.TokenLogprobs(token=_encode_token(each.token), top=[_encode_token(token) for token in each.top])
-        for each in positions
-    ]
-
-
-def _decode_positions(messages: Iterable[pb.TokenLogprobs]) -> tuple[PositionLogprobs, ...]:
-    return tuple(
-        PositionLogprobs(token=_decode_token(each.token), top=tuple(_decode_token(token) for token in each.top))
-        for each in messages
     )
 
 

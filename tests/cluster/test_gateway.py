@@ -106,9 +106,14 @@ def test_the_gateways_page_has_every_replicas_figures(served: Served) -> None:
 
 
 def test_a_gateway_that_dies_listens_where_it_did(served: Served) -> None:
-    """Again and again: the next one may be there before Ray has told of the last one's end."""
+    """Again and again: the next one may be there before Ray has told of the last one's end. What ran is ended."""
     for _ in range(4):
-        os.kill(ray.get(served.gateway.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+        with Client(served.address) as client:
+            stream = client.stream(request())  # held
+            next(stream)
+            eventually(lambda: running(served) == 1, deadline_s=DEADLINE_S)
+            os.kill(ray.get(served.gateway.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+            eventually(lambda: running(served) == 0, deadline_s=DEADLINE_S)
 
         def answers() -> bool:
             try:
@@ -118,6 +123,7 @@ def test_a_gateway_that_dies_listens_where_it_did(served: Served) -> None:
                 return False
 
         eventually(answers, deadline_s=DEADLINE_S)
+        eventually(lambda: running(served) == 0, deadline_s=DEADLINE_S)
 
 
 def test_a_replica_that_dies(served: Served) -> None:
@@ -144,6 +150,10 @@ def test_a_replica_that_dies(served: Served) -> None:
         with pytest.raises(GenerationError) as error:
             client.generate(request())
         assert error.value.status.name == "UNAVAILABLE"
+
+
+def running(served: Served) -> int:
+    return sum(served.health(name).running for name in NAMES)
 
 
 def kill(served: Served, name: str) -> None:
