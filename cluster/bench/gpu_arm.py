@@ -149,8 +149,9 @@ def _facts(engine: InProcessEngine) -> ArmFacts:
     model_runner = worker.model_runner
     models = [model_runner.model] + ([model_runner.speculator.model] if model_runner.speculator is not None else [])
     weights = {id(weight): weight for model in models for weight in model.parameters()}
-    if isinstance(engine, SeparateEngine):
-        backends = {group.attention_backend for group in worker.contract.groups}
+    contract = engine.contract if isinstance(engine, SeparateEngine) else None
+    if contract is not None:
+        backends = {group.attention_backend for group in contract.groups}
     else:
         layers = worker.vllm_config.compilation_config.static_forward_context.values()
         backends = {layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")}
@@ -159,7 +160,7 @@ def _facts(engine: InProcessEngine) -> ArmFacts:
         kv_tokens=engine.vllm_engine.vllm_config.cache_config.kv_cache_size_tokens,
         allocated_bytes=torch.cuda.memory_allocated(),
         attention_backends=sorted(backends),
-        kv_sharing=worker.contract.kv_sharing if isinstance(engine, SeparateEngine) else None,
+        kv_sharing=None if contract is None else contract.kv_sharing,
     )
 
 

@@ -74,7 +74,7 @@ def build_side(role: Role, model: str, engine_args: Mapping[str, Any], *, scratc
 
 def _engine_config(engine_args: Mapping[str, Any]) -> VllmConfig:
     with refused_settings():
-        config = EngineArgs(**engine_args, load_format=_LOAD_FORMAT).create_engine_config()
+        config = EngineArgs(**{**engine_args, "load_format": _LOAD_FORMAT}).create_engine_config()
     if config.speculative_config is None:
         raise UserError("no draft", "a contract is between a target and its draft", "name a draft model")
     return config

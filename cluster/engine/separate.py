@@ -10,6 +10,7 @@ from typing import Any, Final
 from cluster.channel.base import ChannelKind
 from cluster.channel.faults import FaultsConfig
 from cluster.contract.codec import to_plain
+from cluster.contract.contract import KVContract
 from cluster.contract.errors import ContractViolation
 from cluster.contract.facts import Role
 from cluster.contract.policy import Policy
@@ -111,6 +112,13 @@ class SeparateEngine(InProcessEngine):
         if self._draft_trace is not None:  # it writes it now, and then its process may end
             await_trace(self._draft_trace, DRAFT_STOP_TIMEOUT_S)
         self._draft.stop(DRAFT_STOP_TIMEOUT_S)
+
+    @property
+    def contract(self) -> KVContract:
+        """Under which the pair runs."""
+        target_worker: Any = self.vllm_engine.model_executor.driver_worker.worker  # ours
+        contract: KVContract = target_worker.contract
+        return contract
 
     @property
     def draft_process(self) -> subprocess.Popen[bytes]:

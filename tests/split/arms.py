@@ -81,8 +81,7 @@ class Arm:
     @property
     def contract(self) -> KVContract:
         """Of the arm with a draft elsewhere."""
-        contract: KVContract = self.engine.vllm_engine.model_executor.driver_worker.worker.contract
-        return contract
+        return separate_of(self).contract
 
     def run(self, requests: Sequence[GenerationRequest]) -> tuple[list[Completion], list[Round]]:
         """What came out of these requests, and their rounds."""
