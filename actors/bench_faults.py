@@ -180,7 +180,7 @@ class ClusterBench:
             down(None, NAMESPACE)
             self.is_stopped = True
 
-    def _kill_replica(self, name: str, process: ProcessIdentity, losses: "list[_Loss]") -> None:
+    def _kill_replica(self, name: str, process: ProcessIdentity, losses: list[_Loss]) -> None:
         """Returns when it is back; the load goes on meanwhile."""
         with Client(self.address) as client:
             running = _replicas(client)[name].running

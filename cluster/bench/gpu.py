@@ -21,6 +21,7 @@ from cluster.channel.base import ChannelKind
 from cluster.commands.terminal import DebugOption, JsonOption, command, output
 from cluster.engine.cpu import profile
 from cluster.errors import UserError
+from cluster.outputs import write_whole
 
 _BATCHES: Final = (1, 8, 32, 64, 128)
 _PROMPT_TOKENS: Final = (128,)
@@ -88,9 +89,7 @@ def main(
         for length, one in itertools.product(lengths, batches):
             report.figures += measure(arms, one, length, repeats)
             if result is not None:
-                partial = result.with_name(f"{result.name}.part")
-                partial.write_text(json.dumps(report.document()), encoding="utf-8")
-                partial.replace(result)
+                write_whole(result, json.dumps(report.document()))
     if json_output:
         print(json.dumps(report.document()))
         return

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
-import ray
 import yaml
 
+from actors.bench_faults import process_of
 from actors.names import COORDINATOR, GATEWAY
 from actors.session import session
 from cluster.client import Client, Request, Sampling, Stopping, TokenPrompt
@@ -95,11 +95,6 @@ def ask(address: str) -> list[Answer]:
 
     with Client(address) as client, ThreadPoolExecutor(len(PROMPTS)) as pool:
         return list(pool.map(one, PROMPTS))
-
-
-def process_of(name: str) -> int:
-    process: int = ray.get(ray.get_actor(name).__ray_call__.remote(lambda _: os.getpid()))
-    return process
 
 
 def ask_while_killing(served: Served, *names: str) -> list[Answer]:
