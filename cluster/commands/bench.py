@@ -90,7 +90,7 @@ def dummy_pair(shape: str, concurrencies: Sequence[int | None]) -> list[Override
     """A pair of random weights in the dimensions of one that is too large to keep, with room for so many requests at
     once. Raises UserError for another word."""
     flag = f"--dummy {shape}"
-    target, draft = write_pair(cache_dir() / "dummies" / shape, parse_shape(shape, flag))
+    target, draft = write_pair(cache_dir() / "dummies", parse_shape(shape, flag))
     return [*_pair(flag, target, draft, concurrencies), Override(path="model.load_format", value="dummy", flag=flag)]
 
 

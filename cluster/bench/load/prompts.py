@@ -26,6 +26,9 @@ from cluster.training.questions import read_questions
 BUNDLED_NAME: Final = "bundled"
 RANDOM_NAME: Final = "random"
 
+_WARMUPS: Final = 4
+"""Where nothing limits how many run at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
@@ -46,11 +49,11 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What is asked of each prompt. `input_tokens`: of a random prompt, or the most that a text keeps; `chat` None
-    follows the model."""
+    """What is asked of each prompt. `input_tokens`: of a random prompt, or the most that a text keeps; `num_warmups`
+    None: as many as run at once; `chat` None follows the model."""
 
     num_prompts: int
-    num_warmups: int
+    num_warmups: int | None
     max_tokens: int
     input_tokens: int | None
     ignore_eos: bool
@@ -74,7 +77,9 @@ def read_dataset(name: str) -> Dataset:
     return Dataset(name=Path(name).name, prompts=prompts)
 
 
-def make_requests(dataset: Dataset, shape: Shape, info: ModelInfo, run: str) -> tuple[list[Request], list[Request]]:
+def make_requests(
+    dataset: Dataset, shape: Shape, concurrency: int | None, info: ModelInfo, run: str
+) -> tuple[list[Request], list[Request]]:
     """The requests of a run and its warm-ups: the same prompts, in the same order, for every `run` of a shape.
 
     A dataset with fewer prompts is gone through again. No request finds another's prefix in the cache, of this run or
@@ -87,9 +92,10 @@ def make_requests(dataset: Dataset, shape: Shape, info: ModelInfo, run: str) -> 
     if chat and not info.has_chat_template:
         raise UserError("--chat", f"{info.model} has no chat template", "leave it out")
     prompts = _prompts(dataset, shape, info, chat)
-    wanted = shape.num_warmups + shape.num_prompts
+    num_warmups = (concurrency or _WARMUPS) if shape.num_warmups is None else shape.num_warmups
+    wanted = shape.num_prompts + num_warmups
     requests = [_request(next(prompts), shape, index, f"{run}-{index}") for index in range(wanted)]
-    return requests[shape.num_warmups :], requests[: shape.num_warmups]
+    return requests[: shape.num_prompts], requests[shape.num_prompts :]
 
 
 def _prompts(dataset: Dataset, shape: Shape, info: ModelInfo, chat: bool) -> Iterator[Prompt]:

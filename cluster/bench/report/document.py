@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any, Final
 
 from cluster.bench.sweep.plan import BenchPlan, Cell
@@ -26,11 +27,23 @@ def document(
         "random_weights": any(
             each.config is not None and each.config.model.load_format == "dummy" for each in plan.variants
         ),
-        "plan": plan.to_json(),
+        "plan": _without_folders(plan.to_json()),
         "environment": dict(environment),
         "cells": cells,
         "comparisons": compare(cells),
     }
+
+
+def _without_folders(value: Any) -> Any:
+    """With the last part alone of each absolute path: results are for others, too."""
+    match value:
+        case dict():
+            return {key: _without_folders(each) for key, each in value.items()}
+        case list():
+            return [_without_folders(each) for each in value]
+        case str() if PurePath(value).is_absolute():
+            return PurePath(value).name
+    return value
 
 
 def is_clean(whole: Mapping[str, Any]) -> bool:

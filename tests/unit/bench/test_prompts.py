@@ -60,34 +60,42 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
 
 def test_every_run_asks_the_same_and_salts_it_anew() -> None:
     dataset = read_dataset("bundled")
-    first, warm_ups = make_requests(dataset, SHAPE, INFO, "cell-0")
-    second, _ = make_requests(dataset, SHAPE, INFO, "cell-1")
+    first, warm_ups = make_requests(dataset, SHAPE, None, INFO, "cell-0")
+    second, _ = make_requests(dataset, SHAPE, None, INFO, "cell-1")
     assert [request.prompt for request in first] == [request.prompt for request in second]
     assert len(first) == 5
     assert len(warm_ups) == 2
     assert len({request.cache_salt for request in (*first, *second, *warm_ups)}) == 12
-    other, _ = make_requests(dataset, replace(SHAPE, seed=1), INFO, "cell-0")
+    other, _ = make_requests(dataset, replace(SHAPE, seed=1), None, INFO, "cell-0")
     assert [request.prompt for request in other] != [request.prompt for request in first]
+
+
+def test_warm_ups_are_as_many_as_run_at_once_and_change_nothing_that_counts() -> None:
+    dataset, shape = read_dataset("bundled"), replace(SHAPE, num_warmups=None)
+    few, before_few = make_requests(dataset, shape, 1, INFO, "cell-0")
+    many, before_many = make_requests(dataset, shape, 8, INFO, "cell-0")
+    assert (len(before_few), len(before_many)) == (1, 8)
+    assert few == many
 
 
 def test_a_small_dataset_is_gone_through_again() -> None:
     shape = replace(SHAPE, num_warmups=0, num_prompts=2 * len(BUNDLED), chat=False)
-    requests, _ = make_requests(read_dataset("bundled"), shape, INFO, "x")
+    requests, _ = make_requests(read_dataset("bundled"), shape, None, INFO, "x")
     texts = [request.prompt.text for request in requests if isinstance(request.prompt, TextPrompt)]
     assert sorted(texts) == sorted(BUNDLED * 2)
 
 
 def test_chat_follows_the_model_unless_it_is_said() -> None:
     dataset = read_dataset("bundled")
-    assert isinstance(make_requests(dataset, SHAPE, INFO, "x")[0][0].prompt, ChatPrompt)
+    assert isinstance(make_requests(dataset, SHAPE, None, INFO, "x")[0][0].prompt, ChatPrompt)
     bare = replace(INFO, has_chat_template=False)
-    assert isinstance(make_requests(dataset, SHAPE, bare, "x")[0][0].prompt, TextPrompt)
+    assert isinstance(make_requests(dataset, SHAPE, None, bare, "x")[0][0].prompt, TextPrompt)
     with pytest.raises(UserError, match="has no chat template"):
-        make_requests(dataset, replace(SHAPE, chat=True), bare, "x")
+        make_requests(dataset, replace(SHAPE, chat=True), None, bare, "x")
 
 
 def test_random_tokens_are_in_the_vocabulary() -> None:
-    requests, _ = make_requests(read_dataset("random"), replace(SHAPE, input_tokens=200), INFO, "x")
+    requests, _ = make_requests(read_dataset("random"), replace(SHAPE, input_tokens=200), None, INFO, "x")
     for request in requests:
         assert isinstance(request.prompt, TokenPrompt)
         assert len(request.prompt.token_ids) == 200
