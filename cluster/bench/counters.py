@@ -63,7 +63,7 @@ def step_figures(counted: EngineCounters, duration_s: float) -> dict[str, float]
     """An average engine step, in milliseconds and bytes by part, over `duration_s` of all replicas.
 
     `target` is what isn't any other part: the target's own step with scheduling and, where requests don't wait, its
-    idle time.
+    idle time. Parts that nobody timed are missing: of a device channel, where a GPU's stream waits, all but `fuse`.
     """
     steps = counted.values.get("steps", 0.0)
     if not steps:
@@ -72,8 +72,9 @@ def step_figures(counted: EngineCounters, duration_s: float) -> dict[str, float]
     parts = {part: 1e3 * counted.values.get(part, 0.0) / steps for part in PARTS}
     figures = {"engine_steps": steps, "step_ms": whole_ms, "step_target_ms": whole_ms - sum(parts.values())}
     if "rounds" in counted.values:
-        figures |= {f"step_{part}_ms": value for part, value in parts.items()}
-        figures["step_wait_ms"] = parts["transfer"] + parts["draft"]
+        figures |= {f"step_{part}_ms": value for part, value in parts.items() if value}
+        if wait_ms := parts["transfer"] + parts["draft"]:
+            figures["step_wait_ms"] = wait_ms
         figures |= {name: counted.values[name] / steps for name in ("bytes_to_draft", "bytes_to_target")}
         figures["draft_lost"] = counted.values["draft_lost"]
     return figures | {name: counted.values[name] for name in _COUNTERS.values() if name in counted.values}

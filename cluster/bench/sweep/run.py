@@ -19,9 +19,7 @@ from cluster.bench.sweep.summary import THROUGHPUT
 
 def run_cell(server: BenchServer, plan: BenchPlan, cell: Cell, repeat: int, tell: Tell) -> dict[str, Any]:
     """The run as its file has it. `why_not` is empty where its figures can be used."""
-    requests, warm_ups = make_requests(
-        plan.dataset, plan.shape, cell.concurrency, server.info, f"{cell.key}-{repeat}"
-    )
+    requests, warm_ups = make_requests(plan.dataset, plan.shape, cell.concurrency, server.info, f"{cell.key}-{repeat}")
     load = Load(
         requests=tuple(requests),
         request_rate=cell.request_rate,
