@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.bench.faults.figures import Figure, Row, ms, span
 from cluster.bench.faults.load import Outcome, Tokens, run_by_turns, run_load, some_requests
+from cluster.bench.faults.waiting import wait_until
 from cluster.channel.faults import FaultsConfig, MessageFault
 from cluster.channel.segment import DIRECTORY
 from cluster.engine.in_process import GenerationRequest, InProcessEngine
 from cluster.engine.separate import SeparateEngine
-from cluster.errors import UserError
 
 STALL_BAR_S: Final = 0.2
 PLAIN_SPEED_BAR: Final = 0.95
@@ -27,29 +28,6 @@ REJOIN_TIMEOUT_S: Final = 240.0
 _SHORT_CUT_S: Final = 0.5
 
 _KINDS: Final = ("request", "reply")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One measured value and its bar, as a person reads them."""
-
-    name: str
-    value: str
-    is_met: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One fault."""
-
-    fault: str
-    requests: int
-    figures: tuple[Figure, ...]
-    seconds: float
-
-    @property
-    def is_met(self) -> bool:
-        return all(figure.is_met for figure in self.figures)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,8 +71,8 @@ class Bench:
         outcomes = [self._load_with(kill) for _ in range(times)]
         row = self._lost("draft killed", outcomes)
         usual = statistics.median(outcome.usual_gap_without_draft for outcome, _ in outcomes)
-        value = f"{_ms(usual)}, {_ms(self.alone.usual_gap_without_draft)} of plain while nothing starts"
-        figure = Figure(name="a step while it starts on the same cores", value=value, is_met=True)
+        value = f"{ms(usual)}, {ms(self.alone.usual_gap_without_draft)} of plain while nothing starts"
+        figure = Figure(name="a step while it starts on the same cores", value=value)
         return replace(row, figures=(*row.figures, figure))
 
     def stopped(self) -> Row:
@@ -150,8 +128,8 @@ class Bench:
             requests=len(self.requests),
             figures=(
                 Figure(name="speed of plain", value=f"{speed:.0%}", is_met=speed >= PLAIN_SPEED_BAR and was_away),
-                Figure(name="in the median step", value=f"{median:.0%}", is_met=True),
-                Figure(name="lost after", value=f"{lost_s - begun:.2f} s", is_met=True),
+                Figure(name="in the median step", value=f"{median:.0%}"),
+                Figure(name="lost after", value=span([lost_s - begun])),
             ),
             seconds=time.monotonic() - begun,
         )
@@ -176,14 +154,15 @@ class Bench:
             fault=f"1 in {every} messages corrupt, truncated, repeated, out of order",
             requests=len(self.requests),
             figures=(
-                Figure(name="failed or not exact", value=str(failed), is_met=failed == 0),
-                Figure(name="pairs begun again", value=str(lost), is_met=True),
+                Figure.none("failed or not exact", failed),
+                Figure(name="pairs begun again", value=str(lost)),
             ),
             seconds=time.monotonic() - begun,
         )
 
     def cancels(self, count: int) -> Row:
-        """Requests that are given up after a step or two."""
+        """Requests that are given up after a step or two. The draft keeps nothing of a request but what lies under the
+        target's block ids, so the target's blocks are those of both."""
         begun = time.monotonic()
         core: Any = self.pair.vllm_engine.engine_core.engine_core
         blocks = core.scheduler.kv_cache_manager.block_pool
@@ -200,11 +179,7 @@ class Bench:
         return Row(
             fault=f"{count:,} cancels",
             requests=count,
-            figures=(
-                Figure(name="leaked blocks", value=str(leaked), is_met=leaked == 0),
-                # The draft keeps nothing of a request but what lies under the target's block ids.
-                Figure(name="of the draft's own", value="0: it has none to allocate", is_met=True),
-            ),
+            figures=(Figure.none("leaked blocks", leaked),),
             seconds=time.monotonic() - begun,
         )
 
@@ -254,25 +229,23 @@ class Bench:
             fault=fault,
             requests=len(self.requests) * (len(outcomes) + 1),
             figures=(
-                Figure(name="failed or not exact", value=str(failed), is_met=failed == 0),
-                Figure(name="longest stall beyond a step", value=_ms(stall), is_met=stall <= STALL_BAR_S),
+                Figure.none("failed or not exact", failed),
+                Figure(name="longest stall beyond a step", value=ms(stall), is_met=stall <= STALL_BAR_S),
                 # What runs is prefilled again when the draft is back: a step like a prompt's, and as long.
-                Figure(name="with the prefill at its return", value=_ms(prefill), is_met=True),
-                Figure(name="draft back after", value=_seconds([back for _, back in outcomes]), is_met=True),
+                Figure(name="with the prefill at its return", value=ms(prefill)),
+                Figure(name="draft back after", value=span([back for _, back in outcomes])),
             ),
             seconds=sum(outcome.seconds for outcome, _ in outcomes) + after.seconds,
         )
 
     def _await_draft(self) -> float:
         """When there is one again, by `time.monotonic()`. Raises UserError where none comes."""
-        deadline_s = time.monotonic() + REJOIN_TIMEOUT_S
-        while self.pair.speculator.draft_epoch == 0:
-            if time.monotonic() > deadline_s:
-                raise UserError(
-                    "the draft", f"it isn't back in {REJOIN_TIMEOUT_S:g} s", "look at what its process wrote last"
-                )
-            time.sleep(0.01)
-        return time.monotonic()
+        return wait_until(
+            lambda: self.pair.speculator.draft_epoch > 0,
+            "the draft",
+            timeout_s=REJOIN_TIMEOUT_S,
+            remedy="look at what its process wrote last",
+        )
 
     def _begin_faults(self, faults: FaultsConfig) -> None:
         self.pair.speculator.faults.begin(faults)
@@ -303,12 +276,3 @@ class _Held:
         """The share that came on, of each."""
         names = ("memory", "descriptors", "segments")
         return {name: (getattr(self, name) - getattr(before, name)) / max(1, getattr(before, name)) for name in names}
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * max(0.0, seconds):.0f} ms"
-
-
-def _seconds(values: Sequence[float]) -> str:
-    least, greatest = min(values), max(values)
-    return f"{least:.1f} s" if len(values) == 1 else f"{least:.1f}–{greatest:.1f} s"
