@@ -1,13 +1,11 @@
-"""A cluster's processes, and what is left of them."""
+"""A cluster's processes."""
 
 import os
-from collections.abc import Collection
 from pathlib import Path
 
 import ray
 
 from cluster.channel.process import ProcessIdentity
-from cluster.channel.segment import DIRECTORY
 
 
 def actors_processes() -> dict[str, ProcessIdentity]:
@@ -23,12 +21,6 @@ def family(pid: int) -> set[ProcessIdentity]:
     except (FileNotFoundError, ProcessLookupError):
         return set()
     return parent.union(*map(family, children))
-
-
-def segments_of(processes: Collection[ProcessIdentity]) -> list[Path]:
-    """The shared memory that they made and that is still there."""
-    owners = [f".{process.pid}.{process.start_ticks}." for process in processes]
-    return [path for path in DIRECTORY.glob("dspark-*") if any(owner in path.name for owner in owners)]
 
 
 def _process_of(name: str) -> int:

@@ -12,7 +12,7 @@ import ray
 
 from actors.answers import answer_of, ask_health
 from actors.bench_faults.load import Answer, ask, ask_anew, failed, longest_gap_s
-from actors.bench_faults.processes import actors_processes, family, segments_of
+from actors.bench_faults.processes import actors_processes, family
 from actors.commands.down import down
 from actors.names import COORDINATOR, GATEWAY, member_name
 from actors.session import session
@@ -22,6 +22,7 @@ from cluster.bench.faults.load import some_requests
 from cluster.bench.faults.served import to_request
 from cluster.bench.faults.waiting import wait_until
 from cluster.channel.process import ProcessIdentity
+from cluster.channel.segment import segments_of
 from cluster.client import Client, ReplicaInfo, Request
 from cluster.contract.facts import Role
 from cluster.errors import UserError
@@ -199,8 +200,8 @@ class ClusterBench:
             fault=fault,
             requests=times * len(self.requests),
             figures=(
-                Figure.none("failed, or a token lost or repeated", wrong),
-                Figure(name="ran there", value=running, is_met=all(loss.running > 0 for loss in losses)),
+                Figure.none("failed or not exact", wrong),
+                Figure(name="requests there", value=running, is_met=all(loss.running > 0 for loss in losses)),
                 Figure(name="detected after", value=span(detected), is_met=max(detected) <= DETECTION_BAR_S),
                 Figure(
                     name="longest pause of a stream beyond a usual one",

@@ -279,6 +279,17 @@ def test_an_engines_process_ends_with_its_actor(running: Running, expected: list
     assert status(running)["gateway"]["serving"]
 
 
+def test_a_replica_is_drained_by_its_name(running: Running) -> None:
+    where = ("--address", running.ray, "--namespace", NAMESPACE)
+    result = run("drain", "target-0", *where)
+    assert result.returncode == 0, result.stderr
+    assert "target-0 is drained: 0 requests ended there, 0 were moved" in result.stderr
+    assert status(running)["gateway"]["drained"] == ["target-0"]
+    unknown = run("drain", "target-7", *where)
+    assert unknown.returncode == 2
+    assert "replica target-7: there are target-0, target-1; name one of these" in unknown.stderr
+
+
 def test_down_leaves_nothing(running: Running) -> None:
     draft = process_of(DRAFTS[0])
     result = run("down", "--address", running.ray, "--namespace", NAMESPACE)

@@ -16,8 +16,8 @@ Rows = dict[str, dict[str, Figure]]
 
 
 def run_short(module: str, folder: Path, *options: str) -> Rows:
-    """Every row of the bench `python -m module`, on a pair that is written to `folder`. Bars may be missed: some need an
-    idle machine."""
+    """Every row of the bench `python -m module`, on a pair that is written to `folder`. Some bars need an idle machine,
+    and may be missed."""
     pair = make_pair("qwen3-dspark-agreeing", folder)
     command = [sys.executable, "-m", module, "--target", str(pair.target), "--draft", str(pair.draft), *options]
     result = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=DEADLINE_S, check=False)

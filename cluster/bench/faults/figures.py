@@ -23,6 +23,10 @@ class Figure:
         """A count that is not to be 0."""
         return cls(name=name, value=str(count), is_met=count > 0)
 
+    @classmethod
+    def holds(cls, name: str, is_so: bool) -> Self:
+        return cls(name=name, value="yes" if is_so else "no", is_met=is_so)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:

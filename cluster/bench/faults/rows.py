@@ -1,20 +1,18 @@
 """The rows of the table: each makes one fault happen under load, and compares what came of it with its bar."""
 
-import mmap
 import os
 import signal
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from cluster.bench.faults.figures import Figure, Row, ms, span
+from cluster.bench.faults.held import Held
 from cluster.bench.faults.load import Outcome, Tokens, run_by_turns, run_load, some_requests
 from cluster.bench.faults.waiting import wait_until
-from cluster.channel.faults import FaultsConfig, MessageFault
-from cluster.channel.segment import DIRECTORY
+from cluster.channel.faults import Action, FaultsConfig, Message, MessageFault
 from cluster.engine.in_process import GenerationRequest, InProcessEngine
 from cluster.engine.separate import SeparateEngine
 
@@ -27,7 +25,9 @@ REJOIN_TIMEOUT_S: Final = 240.0
 
 _SHORT_CUT_S: Final = 0.5
 
-_KINDS: Final = ("request", "reply")
+_BAD: Final[tuple[Action, ...]] = ("corrupt", "truncate", "duplicate", "reorder")
+
+_CANCELLED_TOGETHER: Final = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,8 +106,7 @@ class Bench:
 
         row = self._lost("coordinator killed, then the draft lost", [self._load_with(kill)])
         went_on = self.pair.speculator.report.epoch > epoch
-        figure = Figure(name="epochs go on", value="yes" if went_on else "no", is_met=went_on)
-        return replace(row, figures=(*row.figures, figure))
+        return replace(row, figures=(*row.figures, Figure.holds("epochs go on", went_on)))
 
     def away(self) -> Row:
         """How fast the target is without its draft, which stands still: step by step beside the same target that never
@@ -127,7 +126,8 @@ class Bench:
             fault="draft away",
             requests=len(self.requests),
             figures=(
-                Figure(name="speed of plain", value=f"{speed:.0%}", is_met=speed >= PLAIN_SPEED_BAR and was_away),
+                Figure.holds("away all the time", was_away),
+                Figure(name="speed of plain", value=f"{speed:.0%}", is_met=speed >= PLAIN_SPEED_BAR),
                 Figure(name="in the median step", value=f"{median:.0%}"),
                 Figure(name="lost after", value=span([lost_s - begun])),
             ),
@@ -137,11 +137,10 @@ class Bench:
     def bad_messages(self, every: int) -> Row:
         """One in `every` request and reply is corrupt, truncated, repeated or out of order, by turns."""
         begun = time.monotonic()
-        actions = ("corrupt", "truncate", "duplicate", "reorder")
         faults = [
-            MessageFault(message=kind, action=action, nth=1 + every * turn, every=every * len(actions))  # type: ignore[arg-type]
-            for kind in _KINDS
-            for turn, action in enumerate(actions)
+            MessageFault(message=message, action=action, nth=1 + every * turn, every=every * len(_BAD))
+            for message in get_args(Message)
+            for turn, action in enumerate(_BAD)
         ]
         losses = self.pair.speculator.report.losses
         self._begin_faults(FaultsConfig(messages=tuple(faults)))
@@ -161,20 +160,13 @@ class Bench:
         )
 
     def cancels(self, count: int) -> Row:
-        """Requests that are given up after a step or two. The draft keeps nothing of a request but what lies under the
-        target's block ids, so the target's blocks are those of both."""
+        """Requests that are given up. The draft keeps nothing of a request but what lies under the target's block ids:
+        the target's blocks are those of both."""
         begun = time.monotonic()
         core: Any = self.pair.vllm_engine.engine_core.engine_core
         blocks = core.scheduler.kv_cache_manager.block_pool
         free = blocks.get_num_free_blocks()
-        done = 0
-        while done < count:
-            some = [self.requests[(done + each) % len(self.requests)] for each in range(min(8, count - done))]
-            stream = self.pair.stream(some)
-            next(stream)
-            stream.close()
-            done += len(some)
-        run_load(self.pair, self.requests[:1])  # vLLM frees what was aborted in its next step
+        self._give_up(count)
         leaked = free - blocks.get_num_free_blocks()
         return Row(
             fault=f"{count:,} cancels",
@@ -186,25 +178,34 @@ class Bench:
     def soak(self, seconds: float) -> Row:
         """Mixed load: memory, descriptors and segments, from the middle of it, when all is warm, to its end."""
         begun = time.monotonic()
-        middle: _Held | None = None
+        middle: Held | None = None
         loads = 0
         while time.monotonic() - begun < seconds or middle is None:
             requests = some_requests(len(self.requests), vocab_size=self.vocab_size, seed=1 + loads % 4)
             run_load(self.pair, requests)
-            self.cancels(8)
+            self._give_up(_CANCELLED_TOGETHER)
             loads += 1
             if middle is None and time.monotonic() - begun >= seconds / 2:
                 middle = self._held()
         growth = self._held().growth_since(middle)
         return Row(
             fault=f"{seconds:g} s of mixed load",
-            requests=loads * (len(self.requests) + 8),
+            requests=loads * (len(self.requests) + _CANCELLED_TOGETHER),
             figures=tuple(
                 Figure(name=f"growth of {name}", value=f"{share:+.2%}", is_met=share < GROWTH_BAR)
                 for name, share in growth.items()
             ),
             seconds=time.monotonic() - begun,
         )
+
+    def _give_up(self, count: int) -> None:
+        """So many requests, after their first output; some at once."""
+        for first in range(0, count, _CANCELLED_TOGETHER):
+            indices = range(first, min(first + _CANCELLED_TOGETHER, count))
+            stream = self.pair.stream([self.requests[index % len(self.requests)] for index in indices])
+            next(stream)
+            stream.close()
+        run_load(self.pair, self.requests[:1])  # vLLM frees what was aborted in its next step
 
     def _load_with(self, event: Callable[[], None]) -> tuple[Outcome, float]:
         """A load in whose first third it happens, and the seconds from there until the draft was back."""
@@ -250,29 +251,5 @@ class Bench:
     def _begin_faults(self, faults: FaultsConfig) -> None:
         self.pair.speculator.faults.begin(faults)
 
-    def _held(self) -> "_Held":
-        return _Held.of([os.getpid(), self.pair.draft_process.pid])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """What processes have of the machine."""
-
-    memory: int
-    descriptors: int
-    segments: int
-
-    @classmethod
-    def of(cls, pids: Sequence[int]) -> "_Held":
-        folders = [Path(f"/proc/{pid}") for pid in pids]
-        pages = sum(int((folder / "statm").read_text().split()[1]) for folder in folders)
-        return cls(
-            memory=pages * mmap.PAGESIZE,
-            descriptors=sum(len(list((folder / "fd").iterdir())) for folder in folders),
-            segments=len(list(DIRECTORY.glob("dspark-cluster.*"))),
-        )
-
-    def growth_since(self, before: "_Held") -> dict[str, float]:
-        """The share that came on, of each."""
-        names = ("memory", "descriptors", "segments")
-        return {name: (getattr(self, name) - getattr(before, name)) / max(1, getattr(before, name)) for name in names}
+    def _held(self) -> Held:
+        return Held.of([os.getpid(), self.pair.draft_process.pid, self.pair.coordinator_process.pid])

@@ -111,7 +111,7 @@ class Served:
             requests=len(requests),
             figures=(
                 Figure(name="NOT_SERVING after", value=ms(took_s), is_met=took_s <= NOT_SERVING_BAR_S),
-                Figure.none("cut off or not exact", failed),
+                Figure.none("failed or not exact", failed),
                 Figure.none("exit code", code),
             ),
             seconds=time.monotonic() - begun,
