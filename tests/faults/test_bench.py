@@ -1,10 +1,20 @@
 """The bench of faults in its short form: every row meets its bar on what an idle machine isn't needed for."""
 
+from typing import Final
+
 import pytest
 
+from cluster.bench.faults.figures import Figure
 from tests.faults.short import Rows, run_short, values
 
 SHORT = ["--requests", "18", "--kills", "1", "--cut", "3", "--every", "10", "--cancels", "64", "--soak", "180"]
+
+ALONE_BAR_PERCENT: Final = 80.0
+"""Of plain speed, in the median step: 95 are an idle machine's."""
+
+GROWTH_BAR_PERCENT: Final = 0.2
+"""Of the memory, in 90 s. 1 % in the half of 30 minutes is 0.1 in these; 0.01 were measured, and an arena that the
+allocator adds is 0.1."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +38,9 @@ def test_epochs_go_on_with_the_next_coordinator(rows: Rows) -> None:
 
 
 def test_a_target_goes_on_without_its_draft(rows: Rows) -> None:
-    assert rows["draft away"]["away all the time"].value == "yes"
+    figures = rows["draft away"]
+    assert figures["away all the time"].value == "yes"
+    assert percent(figures["in the median step"]) >= ALONE_BAR_PERCENT
 
 
 def test_cancels_leave_no_block(rows: Rows) -> None:
@@ -39,7 +51,7 @@ def test_nothing_grows(rows: Rows) -> None:
     figures = rows["180 s of mixed load"]
     assert figures["growth of segments"].value == "+0.00%"
     assert figures["growth of descriptors"].value == "+0.00%"
-    assert figures["growth of memory"].is_met
+    assert percent(figures["growth of memory"]) < GROWTH_BAR_PERCENT
 
 
 def test_overload_is_refused_and_what_is_admitted_is_answered(rows: Rows) -> None:
@@ -51,3 +63,7 @@ def test_overload_is_refused_and_what_is_admitted_is_answered(rows: Rows) -> Non
 
 def test_a_server_that_is_told_to_end_cuts_nothing_off(rows: Rows) -> None:
     assert rows["server told to end"]["exit code"].value == "0"
+
+
+def percent(figure: Figure) -> float:
+    return float(figure.value.removesuffix("%"))
