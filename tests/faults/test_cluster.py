@@ -11,7 +11,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("DSPARK_CACHE", str(folder / "cache"))  # a Ray of its own
         environment.delenv("RAY_ADDRESS", raising=False)
-        return run_short("actors.bench_faults", folder, "--requests", "18", "--kills", "1")
+        return run_short("actors.bench_faults", folder, "--requests", "24", "--kills", "1")
 
 
 def test_no_request_fails_and_no_token_is_lost_or_repeated(rows: Rows) -> None:
