@@ -134,7 +134,8 @@ class ClusterBench:
     def replica_drained(self) -> Row:
         """Without a grace period: what runs there goes on elsewhere. It is drained from then on."""
         begun = time.monotonic()
-        name = member_name("target", REPLICAS - 1)
+        index = REPLICAS - 1
+        name = member_name("target", index)
         drained: list[Drained] = []
         came: list[int] = []
 
@@ -142,9 +143,10 @@ class ClusterBench:
             drained.append(answer_of(GATEWAY, ray.get_actor(GATEWAY).drain.remote(name, 0.0)))
             came.append(_came_to(name))
 
-        with session(None, NAMESPACE):
+        with session(None, NAMESPACE), Client(self.address) as client:
             wrong = failed(self._ask(drain), self.calm)
             came.append(_came_to(name))
+            state = _replica(client, index).state
         return Row(
             fault="target replica drained",
             requests=len(self.requests),
@@ -152,6 +154,7 @@ class ClusterBench:
                 Figure.none("failed or not exact", wrong),
                 Figure.some("moved to the other one", sum(each.moved for each in drained)),
                 Figure.none("came there afterwards", came[1] - came[0]),
+                Figure(name="its state", value=state, is_met=state == "draining"),
             ),
             seconds=time.monotonic() - begun,
         )

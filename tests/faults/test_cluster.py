@@ -43,6 +43,7 @@ def test_a_drained_replica_runs_nothing(rows: Rows) -> None:
     figures = rows["target replica drained"]
     assert int(figures["moved to the other one"].value) > 0
     assert figures["came there afterwards"].value == "0"
+    assert figures["its state"].value == "draining"
 
 
 def test_nothing_is_left_of_a_cluster_that_is_stopped(rows: Rows) -> None:
