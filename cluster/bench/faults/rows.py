@@ -252,4 +252,6 @@ class Bench:
         self.pair.speculator.faults.begin(faults)
 
     def _held(self) -> Held:
+        """While nothing is being set up: where the machine is busy, the draft may be lost at any time."""
+        self._await_draft()
         return Held.of([os.getpid(), self.pair.draft_process.pid, self.pair.coordinator_process.pid])
