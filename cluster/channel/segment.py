@@ -10,6 +10,7 @@ import mmap
 import os
 import re
 import secrets
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -110,20 +111,32 @@ def unlink(name: str) -> None:
     (DIRECTORY / name).unlink(missing_ok=True)
 
 
+def segments_of(processes: Collection[ProcessIdentity]) -> list[Path]:
+    """Those that these processes have made, in this PID namespace, and that still have a name."""
+    return [path for path, owner in _named() if owner in processes]
+
+
 def remove_orphans() -> None:
     """Unlink the segments of this user and PID namespace whose processes died without: a channel's before anybody
     opened it, an engine's when it was killed."""
-    for path in DIRECTORY.glob("dspark-*"):
-        match = _ANY_NAME.fullmatch(path.name)
-        if match is None:
-            continue
-        namespace, pid, start_ticks = map(int, match.groups())
-        if namespace != pid_namespace() or ProcessIdentity(pid, start_ticks).exists():
+    for path, owner in _named():
+        if owner.exists():
             continue
         try:
             path.unlink(missing_ok=True)
         except PermissionError:
             continue  # another user's; /dev/shm is sticky
+
+
+def _named() -> Iterator[tuple[Path, ProcessIdentity]]:
+    """The segments of this PID namespace, and whose they are."""
+    for path in DIRECTORY.glob("dspark-*"):
+        match = _ANY_NAME.fullmatch(path.name)
+        if match is None:
+            continue
+        namespace, pid, start_ticks = map(int, match.groups())
+        if namespace == pid_namespace():
+            yield path, ProcessIdentity(pid, start_ticks)
 
 
 def _free_bytes() -> int:

@@ -23,7 +23,9 @@ import ray
 import yaml
 from ray.cluster_utils import Cluster
 
-from cluster.channel.segment import DIRECTORY
+from actors.bench_faults.processes import family
+from cluster.channel.process import ProcessIdentity
+from cluster.channel.segment import segments_of
 from cluster.client import Client, Request, Sampling, Stopping, TokenPrompt
 from cluster.config import load_config
 from cluster.engine.build import engine_settings
@@ -268,10 +270,10 @@ def test_a_second_cluster_needs_another_namespace(running: Running) -> None:
 def test_an_engines_process_ends_with_its_actor(running: Running, expected: list[tuple[int, ...]]) -> None:
     """And the other replica answers."""
     replica = process_of("target-0")
-    children = children_of(replica)
-    assert children, "vLLM runs its engine in a process of its own"
+    processes = family(replica)
+    assert len(processes) > 1, "vLLM runs its engine in a process of its own"
     os.kill(replica, signal.SIGKILL)
-    eventually(lambda: not any(lives(child) for child in children), deadline_s=SHORT_DEADLINE_S)
+    eventually(lambda: not any(each.exists() for each in processes), deadline_s=SHORT_DEADLINE_S)
     with Client(running.address) as client:
         eventually(lambda: client.cluster_info()[0].state == "dead", deadline_s=SHORT_DEADLINE_S)
         answers = [client.generate(asked(prompt)).choices[0].token_ids for prompt in PROMPTS]
@@ -279,26 +281,25 @@ def test_an_engines_process_ends_with_its_actor(running: Running, expected: list
     assert status(running)["gateway"]["serving"]
 
 
+def test_a_replica_is_drained_by_its_name(running: Running) -> None:
+    where = ("--address", running.ray, "--namespace", NAMESPACE)
+    result = run("drain", "target-0", *where)
+    assert result.returncode == 0, result.stderr
+    assert "target-0 is drained: 0 requests ended there, 0 were moved" in result.stderr
+    assert status(running)["gateway"]["drained"] == ["target-0"]
+    unknown = run("drain", "target-7", *where)
+    assert unknown.returncode == 2
+    assert "replica target-7: there are target-0, target-1; name one of these" in unknown.stderr
+
+
 def test_down_leaves_nothing(running: Running) -> None:
-    draft = process_of(DRAFTS[0])
+    draft = ProcessIdentity.of(process_of(DRAFTS[0]))
     result = run("down", "--address", running.ray, "--namespace", NAMESPACE)
     assert result.returncode == 0, result.stderr
     assert all(name in result.stderr for name in ("stopped coordinator", *DRAFTS, "gateway", TARGETS[1]))
     assert not [each for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE]
-    eventually(lambda: not lives(draft), deadline_s=SHORT_DEADLINE_S)
-    assert not list(DIRECTORY.glob(f"dspark-cluster.*.{draft}.*"))
+    eventually(lambda: not draft.exists(), deadline_s=SHORT_DEADLINE_S)
+    assert not segments_of([draft])
     again = run("status", "--address", running.ray, "--namespace", NAMESPACE)
     assert again.returncode == 2
     assert "none runs in this Ray namespace" in again.stderr
-
-
-def children_of(process: int) -> list[int]:
-    threads = Path(f"/proc/{process}/task").iterdir()
-    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-
-
-def lives(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -13,8 +13,9 @@ from typing import Annotated
 import typer
 
 from cluster.bench import two_engines
+from cluster.bench.faults.figures import Row
 from cluster.bench.faults.report import run_rows
-from cluster.bench.faults.rows import Bench, Row
+from cluster.bench.faults.rows import Bench
 from cluster.bench.faults.served import Served
 from cluster.channel.base import ChannelKind
 from cluster.channel.faults import FaultsConfig

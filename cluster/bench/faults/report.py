@@ -8,7 +8,7 @@ from typing import Final
 import typer
 from rich.table import Table
 
-from cluster.bench.faults.rows import Row
+from cluster.bench.faults.figures import Row
 from cluster.commands.terminal import messages, output
 from cluster.errors import UserError
 
@@ -18,7 +18,8 @@ SCHEMA: Final = "dspark-cluster/faults/1"
 def run_rows(
     work: Mapping[str, Callable[[], Row]], only: Sequence[str] | None, say: Callable[[str], None], *, json_output: bool
 ) -> None:
-    """Run those named `only`, or all, in their order, and print what came of each. Exits with 1 where a bar isn't met.
+    """Run those named `only`, or all, in the order of `work`, and print what came of each. Exits with 1 where a bar
+    isn't met.
 
     Raises:
         UserError: `only` has a name that no row has; none has run then.
@@ -26,9 +27,11 @@ def run_rows(
     if unknown := [name for name in only or () if name not in work]:
         raise UserError(f"--only {unknown[0]}", f"there are {', '.join(work)}", "name one of these")
     rows: list[Row] = []
-    for name in only or work:
+    for name, run in work.items():
+        if only and name not in only:
+            continue
         say(f"row {name}")
-        rows.append(work[name]())
+        rows.append(run())
         messages.print(_line(rows[-1]), soft_wrap=True)
     if json_output:
         print(json.dumps({"schema": SCHEMA, "rows": [asdict(row) | {"is_met": row.is_met} for row in rows]}))

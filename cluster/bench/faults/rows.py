@@ -1,21 +1,20 @@
 """The rows of the table: each makes one fault happen under load, and compares what came of it with its bar."""
 
-import mmap
 import os
 import signal
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
+from cluster.bench.faults.figures import Figure, Row, ms, span
+from cluster.bench.faults.held import Held
 from cluster.bench.faults.load import Outcome, Tokens, run_by_turns, run_load, some_requests
-from cluster.channel.faults import FaultsConfig, MessageFault
-from cluster.channel.segment import DIRECTORY
+from cluster.bench.faults.waiting import wait_until
+from cluster.channel.faults import Action, FaultsConfig, Message, MessageFault
 from cluster.engine.in_process import GenerationRequest, InProcessEngine
 from cluster.engine.separate import SeparateEngine
-from cluster.errors import UserError
 
 STALL_BAR_S: Final = 0.2
 PLAIN_SPEED_BAR: Final = 0.95
@@ -26,30 +25,9 @@ REJOIN_TIMEOUT_S: Final = 240.0
 
 _SHORT_CUT_S: Final = 0.5
 
-_KINDS: Final = ("request", "reply")
+_BAD: Final[tuple[Action, ...]] = ("corrupt", "truncate", "duplicate", "reorder")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One measured value and its bar, as a person reads them."""
-
-    name: str
-    value: str
-    is_met: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One fault."""
-
-    fault: str
-    requests: int
-    figures: tuple[Figure, ...]
-    seconds: float
-
-    @property
-    def is_met(self) -> bool:
-        return all(figure.is_met for figure in self.figures)
+_CANCELLED_TOGETHER: Final = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,8 +71,8 @@ class Bench:
         outcomes = [self._load_with(kill) for _ in range(times)]
         row = self._lost("draft killed", outcomes)
         usual = statistics.median(outcome.usual_gap_without_draft for outcome, _ in outcomes)
-        value = f"{_ms(usual)}, {_ms(self.alone.usual_gap_without_draft)} of plain while nothing starts"
-        figure = Figure(name="a step while it starts on the same cores", value=value, is_met=True)
+        value = f"{ms(usual)}, {ms(self.alone.usual_gap_without_draft)} of plain while nothing starts"
+        figure = Figure(name="a step while it starts on the same cores", value=value)
         return replace(row, figures=(*row.figures, figure))
 
     def stopped(self) -> Row:
@@ -128,8 +106,7 @@ class Bench:
 
         row = self._lost("coordinator killed, then the draft lost", [self._load_with(kill)])
         went_on = self.pair.speculator.report.epoch > epoch
-        figure = Figure(name="epochs go on", value="yes" if went_on else "no", is_met=went_on)
-        return replace(row, figures=(*row.figures, figure))
+        return replace(row, figures=(*row.figures, Figure.holds("epochs go on", went_on)))
 
     def away(self) -> Row:
         """How fast the target is without its draft, which stands still: step by step beside the same target that never
@@ -149,9 +126,10 @@ class Bench:
             fault="draft away",
             requests=len(self.requests),
             figures=(
-                Figure(name="speed of plain", value=f"{speed:.0%}", is_met=speed >= PLAIN_SPEED_BAR and was_away),
-                Figure(name="in the median step", value=f"{median:.0%}", is_met=True),
-                Figure(name="lost after", value=f"{lost_s - begun:.2f} s", is_met=True),
+                Figure.holds("away all the time", was_away),
+                Figure(name="speed of plain", value=f"{speed:.0%}", is_met=speed >= PLAIN_SPEED_BAR),
+                Figure(name="in the median step", value=f"{median:.0%}"),
+                Figure(name="lost after", value=span([lost_s - begun])),
             ),
             seconds=time.monotonic() - begun,
         )
@@ -159,11 +137,10 @@ class Bench:
     def bad_messages(self, every: int) -> Row:
         """One in `every` request and reply is corrupt, truncated, repeated or out of order, by turns."""
         begun = time.monotonic()
-        actions = ("corrupt", "truncate", "duplicate", "reorder")
         faults = [
-            MessageFault(message=kind, action=action, nth=1 + every * turn, every=every * len(actions))  # type: ignore[arg-type]
-            for kind in _KINDS
-            for turn, action in enumerate(actions)
+            MessageFault(message=message, action=action, nth=1 + every * turn, every=every * len(_BAD))
+            for message in get_args(Message)
+            for turn, action in enumerate(_BAD)
         ]
         losses = self.pair.speculator.report.losses
         self._begin_faults(FaultsConfig(messages=tuple(faults)))
@@ -176,60 +153,59 @@ class Bench:
             fault=f"1 in {every} messages corrupt, truncated, repeated, out of order",
             requests=len(self.requests),
             figures=(
-                Figure(name="failed or not exact", value=str(failed), is_met=failed == 0),
-                Figure(name="pairs begun again", value=str(lost), is_met=True),
+                Figure.none("failed or not exact", failed),
+                Figure(name="pairs begun again", value=str(lost)),
             ),
             seconds=time.monotonic() - begun,
         )
 
     def cancels(self, count: int) -> Row:
-        """Requests that are given up after a step or two."""
+        """Requests that are given up. The draft keeps nothing of a request but what lies under the target's block ids:
+        the target's blocks are those of both."""
         begun = time.monotonic()
         core: Any = self.pair.vllm_engine.engine_core.engine_core
         blocks = core.scheduler.kv_cache_manager.block_pool
         free = blocks.get_num_free_blocks()
-        done = 0
-        while done < count:
-            some = [self.requests[(done + each) % len(self.requests)] for each in range(min(8, count - done))]
-            stream = self.pair.stream(some)
-            next(stream)
-            stream.close()
-            done += len(some)
-        run_load(self.pair, self.requests[:1])  # vLLM frees what was aborted in its next step
+        self._give_up(count)
         leaked = free - blocks.get_num_free_blocks()
         return Row(
             fault=f"{count:,} cancels",
             requests=count,
-            figures=(
-                Figure(name="leaked blocks", value=str(leaked), is_met=leaked == 0),
-                # The draft keeps nothing of a request but what lies under the target's block ids.
-                Figure(name="of the draft's own", value="0: it has none to allocate", is_met=True),
-            ),
+            figures=(Figure.none("leaked blocks", leaked),),
             seconds=time.monotonic() - begun,
         )
 
     def soak(self, seconds: float) -> Row:
         """Mixed load: memory, descriptors and segments, from the middle of it, when all is warm, to its end."""
         begun = time.monotonic()
-        middle: _Held | None = None
+        middle: Held | None = None
         loads = 0
         while time.monotonic() - begun < seconds or middle is None:
             requests = some_requests(len(self.requests), vocab_size=self.vocab_size, seed=1 + loads % 4)
             run_load(self.pair, requests)
-            self.cancels(8)
+            self._give_up(_CANCELLED_TOGETHER)
             loads += 1
             if middle is None and time.monotonic() - begun >= seconds / 2:
                 middle = self._held()
         growth = self._held().growth_since(middle)
         return Row(
             fault=f"{seconds:g} s of mixed load",
-            requests=loads * (len(self.requests) + 8),
+            requests=loads * (len(self.requests) + _CANCELLED_TOGETHER),
             figures=tuple(
                 Figure(name=f"growth of {name}", value=f"{share:+.2%}", is_met=share < GROWTH_BAR)
                 for name, share in growth.items()
             ),
             seconds=time.monotonic() - begun,
         )
+
+    def _give_up(self, count: int) -> None:
+        """So many requests, after their first output; some at once."""
+        for first in range(0, count, _CANCELLED_TOGETHER):
+            indices = range(first, min(first + _CANCELLED_TOGETHER, count))
+            stream = self.pair.stream([self.requests[index % len(self.requests)] for index in indices])
+            next(stream)
+            stream.close()
+        run_load(self.pair, self.requests[:1])  # vLLM frees what was aborted in its next step
 
     def _load_with(self, event: Callable[[], None]) -> tuple[Outcome, float]:
         """A load in whose first third it happens, and the seconds from there until the draft was back."""
@@ -254,61 +230,28 @@ class Bench:
             fault=fault,
             requests=len(self.requests) * (len(outcomes) + 1),
             figures=(
-                Figure(name="failed or not exact", value=str(failed), is_met=failed == 0),
-                Figure(name="longest stall beyond a step", value=_ms(stall), is_met=stall <= STALL_BAR_S),
+                Figure.none("failed or not exact", failed),
+                Figure(name="longest stall beyond a step", value=ms(stall), is_met=stall <= STALL_BAR_S),
                 # What runs is prefilled again when the draft is back: a step like a prompt's, and as long.
-                Figure(name="with the prefill at its return", value=_ms(prefill), is_met=True),
-                Figure(name="draft back after", value=_seconds([back for _, back in outcomes]), is_met=True),
+                Figure(name="with the prefill at its return", value=ms(prefill)),
+                Figure(name="draft back after", value=span([back for _, back in outcomes])),
             ),
             seconds=sum(outcome.seconds for outcome, _ in outcomes) + after.seconds,
         )
 
     def _await_draft(self) -> float:
         """When there is one again, by `time.monotonic()`. Raises UserError where none comes."""
-        deadline_s = time.monotonic() + REJOIN_TIMEOUT_S
-        while self.pair.speculator.draft_epoch == 0:
-            if time.monotonic() > deadline_s:
-                raise UserError(
-                    "the draft", f"it isn't back in {REJOIN_TIMEOUT_S:g} s", "look at what its process wrote last"
-                )
-            time.sleep(0.01)
-        return time.monotonic()
+        return wait_until(
+            lambda: self.pair.speculator.draft_epoch > 0,
+            "the draft",
+            timeout_s=REJOIN_TIMEOUT_S,
+            remedy="look at what its process wrote last",
+        )
 
     def _begin_faults(self, faults: FaultsConfig) -> None:
         self.pair.speculator.faults.begin(faults)
 
-    def _held(self) -> "_Held":
-        return _Held.of([os.getpid(), self.pair.draft_process.pid])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """What processes have of the machine."""
-
-    memory: int
-    descriptors: int
-    segments: int
-
-    @classmethod
-    def of(cls, pids: Sequence[int]) -> "_Held":
-        folders = [Path(f"/proc/{pid}") for pid in pids]
-        pages = sum(int((folder / "statm").read_text().split()[1]) for folder in folders)
-        return cls(
-            memory=pages * mmap.PAGESIZE,
-            descriptors=sum(len(list((folder / "fd").iterdir())) for folder in folders),
-            segments=len(list(DIRECTORY.glob("dspark-cluster.*"))),
-        )
-
-    def growth_since(self, before: "_Held") -> dict[str, float]:
-        """The share that came on, of each."""
-        names = ("memory", "descriptors", "segments")
-        return {name: (getattr(self, name) - getattr(before, name)) / max(1, getattr(before, name)) for name in names}
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * max(0.0, seconds):.0f} ms"
-
-
-def _seconds(values: Sequence[float]) -> str:
-    least, greatest = min(values), max(values)
-    return f"{least:.1f} s" if len(values) == 1 else f"{least:.1f}–{greatest:.1f} s"
+    def _held(self) -> Held:
+        """While nothing is being set up: where the machine is busy, the draft may be lost at any time."""
+        self._await_draft()
+        return Held.of([os.getpid(), self.pair.draft_process.pid, self.pair.coordinator_process.pid])

@@ -17,8 +17,8 @@ from typing import Final, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cluster.bench.faults.figures import Figure, Row, ms
 from cluster.bench.faults.load import Tokens
-from cluster.bench.faults.rows import Figure, Row
 from cluster.bench.load.generator import Load, LoadGenerator, LoadProgress
 from cluster.bench.load.records import LoadResult, RequestRecord
 from cluster.client import AsyncClient, GenerationError, Request, Response, Sampling, Stopping, TokenPrompt
@@ -88,10 +88,10 @@ class Served:
             fault=f"{OVERLOAD} times a server's capacity",
             requests=len(full.records) + len(over.records),
             figures=(
-                Figure(name="admitted", value=str(len(admitted)), is_met=bool(admitted)),
-                Figure(name="refused", value=str(len(refused)), is_met=bool(refused)),
-                Figure(name="failed", value=str(failed), is_met=failed == 0),
-                Figure(name="refused within", value=f"{1e3 * slowest_s:.0f} ms", is_met=slowest_s <= REFUSAL_BAR_S),
+                Figure.some("admitted", len(admitted)),
+                Figure.some("refused", len(refused)),
+                Figure.none("failed", failed),
+                Figure(name="refused within", value=ms(slowest_s), is_met=slowest_s <= REFUSAL_BAR_S),
                 _latency("first token", full.records, admitted, lambda record: record.ttft_s),
                 _latency("a later token", full.records, admitted, lambda record: record.tpot_s),
             ),
@@ -110,9 +110,9 @@ class Served:
             fault="server told to end",
             requests=len(requests),
             figures=(
-                Figure(name="NOT_SERVING after", value=f"{1e3 * took_s:.0f} ms", is_met=took_s <= NOT_SERVING_BAR_S),
-                Figure(name="cut off or not exact", value=str(failed), is_met=failed == 0),
-                Figure(name="exit code", value=str(code), is_met=code == 0),
+                Figure(name="NOT_SERVING after", value=ms(took_s), is_met=took_s <= NOT_SERVING_BAR_S),
+                Figure.none("failed or not exact", failed),
+                Figure.none("exit code", code),
             ),
             seconds=time.monotonic() - begun,
         )
@@ -188,5 +188,5 @@ def _latency(
     of: Callable[[RequestRecord], float | None],
 ) -> Figure:
     before_s, now_s = (statistics.median(seconds for each in some if (seconds := of(each))) for some in (full, over))
-    value = f"{1e3 * now_s:.0f} ms, {1e3 * before_s:.0f} ms at capacity"
+    value = f"{ms(now_s)}, {ms(before_s)} at capacity"
     return Figure(name=name, value=value, is_met=now_s <= LATENCY_BAR * before_s)
