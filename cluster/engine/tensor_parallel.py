@@ -67,9 +67,9 @@ class TensorParallelExecutor(UniProcExecutor):
         self._busy_since_s: float | None = None
         self._on_failure: Callable[[], None] | None = None
         self._init_method = get_file_store_init_method()
-        self._others = [_OtherRank(self.vllm_config, rank, self._init_method) for rank in range(1, size)]
-        self._end_others = weakref.finalize(self, _end, self._others)
-        watched = weakref.ref(self), self._others
+        self.others = [_OtherRank(self.vllm_config, rank, self._init_method) for rank in range(1, size)]
+        self._end_others = weakref.finalize(self, _end, self.others)
+        watched = weakref.ref(self), self.others
         threading.Thread(target=_watch, args=watched, name="dspark-ranks", daemon=True).start()
         with self._working():
             super()._init_executor()
@@ -94,14 +94,14 @@ class TensorParallelExecutor(UniProcExecutor):
         named = method if isinstance(method, str) else cloudpickle.dumps(method)
         command = ForkingPickler.dumps((named, args, kwargs or {}, not single_value))
         with self._working():
-            for other in self._others:
+            for other in self.others:
                 other.send(command)
             own = super().collective_rpc(method, timeout, args, kwargs, non_block, single_value)
             if single_value:
                 return _Watched(own, self._working) if non_block else own
             if non_block:
                 raise NotImplementedError(f"{method}: the answers of all ranks are waited for")
-            return own + [other.answer() for other in self._others]
+            return own + [other.answer() for other in self.others]
 
     def register_failure_callback(self, callback: Callable[[], None]) -> None:
         self._on_failure = callback
@@ -117,13 +117,12 @@ class TensorParallelExecutor(UniProcExecutor):
         if self._closed:
             return
         self._closed = True
-        for other in self._others:
+        for other in self.others:
             other.ask_to_end()
         self._busy_since_s = time.monotonic()
         super().shutdown()
         self._busy_since_s = None
-        for other in self._others:
-            other.process.join(STOP_TIMEOUT_S)
+        wait([other.process.sentinel for other in self.others], STOP_TIMEOUT_S)
         self._end_others()
 
     def follow_loss(self, lost: RankLost) -> None:
@@ -162,8 +161,8 @@ class TensorParallelExecutor(UniProcExecutor):
 
     def _loss(self) -> RankLost | None:
         """Why what waited for another rank has failed, if that rank has ended."""
-        ended = wait([other.process.sentinel for other in self._others], _DYING_S)
-        return next((other.lost() for other in self._others if other.process.sentinel in ended), None)
+        ended = wait([other.process.sentinel for other in self.others], _DYING_S)
+        return next((other.lost() for other in self.others if other.process.sentinel in ended), None)
 
 
 _REMEDY: Final = "look at what the processes wrote last, and start the engine again"
@@ -175,6 +174,7 @@ class _OtherRank:
     def __init__(self, vllm_config: Any, rank: int, init_method: str) -> None:
         context = multiprocessing.get_context("spawn")
         self._rank = rank
+        self._waiting = threading.Lock()  # a process can be waited for by one thread at a time
         self._connection, theirs = context.Pipe()
         arguments = (vllm_config, rank, init_method, theirs)
         self.process = context.Process(target=_run_rank, args=arguments, name=f"dspark-rank-{rank}", daemon=True)
@@ -193,7 +193,9 @@ class _OtherRank:
 
     def lost(self) -> RankLost:
         """What a process that has ended means."""
-        why = f"its process has ended with exit code {self.process.exitcode}"
+        with self._waiting:
+            self.process.join(_DYING_S)
+            why = f"its process has ended with exit code {self.process.exitcode}"
         return RankLost(f"tensor-parallel rank {self._rank}", why, _REMEDY)
 
     def ask_to_end(self) -> None:
@@ -203,8 +205,9 @@ class _OtherRank:
     def end(self) -> None:
         """At once: it may wait for a rank that has failed."""
         self._connection.close()
-        self.process.kill()
-        self.process.join()
+        with self._waiting:
+            self.process.kill()
+            self.process.join()
 
 
 class _Watched(Future[Any]):
@@ -239,7 +242,7 @@ def _run_rank(vllm_config: Any, rank: int, init_method: str, connection: Connect
     """The process of a rank: a worker that does what the first one's executor says, until that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first rank's process ends this one
     threading.Thread(target=_end_with_parent, name="dspark-parent", daemon=True).start()
-    worker = WorkerWrapperBase(rpc_rank=rank)
+    wrapper = WorkerWrapperBase(rpc_rank=rank)
     arguments = {
         "vllm_config": vllm_config,
         "local_rank": rank,
@@ -247,15 +250,15 @@ def _run_rank(vllm_config: Any, rank: int, init_method: str, connection: Connect
         "distributed_init_method": init_method,
         "is_driver_worker": False,
     }
-    worker.init_worker(all_kwargs=[{}] * rank + [arguments])
-    worker.init_device()
-    worker.load_model()
+    wrapper.init_worker(all_kwargs=[{}] * rank + [arguments])
+    wrapper.init_device()
+    wrapper.load_model()
     current_platform.update_block_size_for_backend(vllm_config)
     with suppress(EOFError):  # the executor is gone without a word
         while (command := connection.recv()) is not None:
             method, args, kwargs, answers = command
             try:
-                value = run_method(worker, method, args, kwargs)
+                value = run_method(wrapper, method, args, kwargs)
             except Exception as error:
                 if not answers:
                     raise
@@ -264,7 +267,7 @@ def _run_rank(vllm_config: Any, rank: int, init_method: str, connection: Connect
             else:
                 if answers:
                     connection.send((None, value))
-    worker.shutdown()
+    wrapper.shutdown()
 
 
 def _end_with_parent() -> None:
