@@ -122,7 +122,8 @@ class TensorParallelExecutor(UniProcExecutor):
         self._busy_since_s = time.monotonic()
         super().shutdown()
         self._busy_since_s = None
-        wait([other.process.sentinel for other in self.others], STOP_TIMEOUT_S)
+        for other in self.others:
+            wait([other.process.sentinel], STOP_TIMEOUT_S)
         self._end_others()
 
     def follow_loss(self, lost: RankLost) -> None:
