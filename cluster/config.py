@@ -63,8 +63,8 @@ class PoolConfig:
 
     num_cpus: float = 1.0
     num_gpus: float | None = None
-    """A share of a GPU, or a whole one, or for a target `engine.tensor_parallel_size` of them; None for a whole one, or for
-    none with vLLM's CPU build."""
+    """A share of a GPU, or a whole one, or a target's `engine.tensor_parallel_size` of them; None for a whole one, or
+    for none with vLLM's CPU build."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Ray's label selectors: a label of the node, and a value or `in(...)`, `!value`, `!in(...)`.
     `ray.io/accelerator-type` is the GPU's kind."""

@@ -29,9 +29,9 @@ _TOKEN_IDS: Final = range(1000, 100_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmPlan:
-    """`gpus` as in CUDA_VISIBLE_DEVICES: the engine's, one a tensor-parallel rank, and behind them its draft's, if that has
-    its own, else it is on the last; where there are none, all is on the first that this process sees. `channel` is for
-    a separate draft."""
+    """`gpus` as in CUDA_VISIBLE_DEVICES: the engine's, one a tensor-parallel rank, and behind them its draft's, if that
+    has its own, else it is on the last; where there are none, all is on the first that this process sees. `channel` is
+    for a separate draft."""
 
     name: str
     kind: ArmKind

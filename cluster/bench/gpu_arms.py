@@ -154,8 +154,8 @@ def on_two_gpus(
 
 
 def on_ranks(channels: Sequence[ChannelKind], gpus: Sequence[str], size: int) -> list[ArmShape]:
-    """Targets of `size` tensor-parallel ranks. A separate draft is on the last rank's GPU, and where there is one more GPU
-    than ranks, in a further arm on that."""
+    """Targets of `size` tensor-parallel ranks. A separate draft is on the last rank's GPU, and where there is one more,
+    in a further arm on that."""
     of_ranks = tuple(gpus[:size])
 
     def shape(name: str, kind: ArmKind, *own: str, channel: ChannelKind = "cuda_ipc") -> ArmShape:

@@ -27,6 +27,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.serial_utils import run_method
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
+from cluster.contract.errors import ContractViolation
 from cluster.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -127,17 +128,17 @@ class TensorParallelExecutor(UniProcExecutor):
         self._end_others()
 
     def follow_loss(self, lost: RankLost) -> None:
-        """In the thread that watches. Returns if nobody is to hear of it."""
-        if self._closed or self._lost is not None:
+        """In the thread that watches: until nothing here can wait for that rank any more."""
+        if self._closed:
             return
-        self._lost = lost
-        log.error("%s", lost)
-        if self._on_failure is not None:
-            self._on_failure()
+        if self._lost is None:
+            self._lost = lost
+            log.error("%s", lost)
+            if self._on_failure is not None:
+                self._on_failure()
         begun_s = time.monotonic()
-        while True:
+        while (since_s := self._busy_since_s) is not None or not self._closed:
             time.sleep(_WATCH_INTERVAL_S)
-            since_s = self._busy_since_s
             if since_s is not None and time.monotonic() > max(begun_s, since_s) + STUCK_AFTER_S:
                 log.error("what this process waits for on its device can't come any more: it ends, too")
                 os._exit(1)
@@ -151,7 +152,8 @@ class TensorParallelExecutor(UniProcExecutor):
         try:
             yield
         except BaseException as error:
-            cause = error if isinstance(error, UserError) else self._loss() or error
+            says_why = isinstance(error, UserError | ContractViolation)
+            cause = error if says_why else self._loss() or error
             self._lost = self._lost or RankLost("an engine of several ranks", f"it has failed ({error})", _REMEDY)
             self._end_others()
             if cause is error:
@@ -261,13 +263,11 @@ def _run_rank(vllm_config: Any, rank: int, init_method: str, connection: Connect
             try:
                 value = run_method(wrapper, method, args, kwargs)
             except Exception as error:
-                if not answers:
-                    raise
-                log.exception("tensor-parallel rank %d has failed", rank)
-                connection.send((str(error), None))
-            else:
                 if answers:
-                    connection.send((None, value))
+                    connection.send((str(error), None))
+                raise  # others may wait for this rank: its end is what they notice
+            if answers:
+                connection.send((None, value))
     wrapper.shutdown()
 
 
