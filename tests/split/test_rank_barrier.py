@@ -31,10 +31,10 @@ class RecordingMember:
         return CONTRACT
 
     def accept(self, contract: KVContract) -> None:
-        self.asked.append("accept")
+        self.asked.append(f"accept {contract.digest}")
 
     def ready(self, contract: KVContract) -> None:
-        self.asked.append("ready")
+        self.asked.append(f"ready {contract.digest}")
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
@@ -85,5 +85,6 @@ def test_a_rank_allocates_when_all_have_said_so(tmp_path: Path, faulty: bool) ->
         assert first == {"asked": ["agree on 999 bytes", f"tell: {REASON}"], "came": [*agreed, REASON]}
         assert second["came"] == [*agreed, REASON]
     else:
-        assert first["asked"] == ["agree on 999 bytes", "accept", "ready"]
+        asked = [f"accept {CONTRACT.digest}", f"ready {CONTRACT.digest}"]
+        assert first["asked"] == ["agree on 999 bytes", *asked]
         assert first["came"] == second["came"] == [*agreed, "allocates", "serves"]
