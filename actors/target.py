@@ -159,8 +159,9 @@ class TargetReplica:
         from cluster.engine.build import engine_settings
         from cluster.engine.pair import target_engine_args
 
-        more = {} if self._draft is None else target_engine_args(self._draft)
-        return AsyncEngine(engine_settings(self._config), more_engine_args=more)
+        settings = engine_settings(self._config)
+        more = {} if self._draft is None else target_engine_args(settings, self._draft)
+        return AsyncEngine(settings, more_engine_args=more)
 
     def _count(self, delta: EngineDelta) -> None:
         for choice in delta.choices:

@@ -63,7 +63,8 @@ class PoolConfig:
 
     num_cpus: float = 1.0
     num_gpus: float | None = None
-    """A share of a GPU, or a whole one; None for a whole one, or for none with vLLM's CPU build."""
+    """A share of a GPU, or a whole one, or a target's `engine.tensor_parallel_size` of them; None for a whole one, or
+    for none with vLLM's CPU build."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Ray's label selectors: a label of the node, and a value or `in(...)`, `!value`, `!in(...)`.
     `ray.io/accelerator-type` is the GPU's kind."""
@@ -74,10 +75,6 @@ class PoolConfig:
                 raise DocumentError(name, str(value), "0 or more")
         if self.num_cpus == 0 and self.num_gpus == 0:
             raise DocumentError("num_cpus", "0 beside num_gpus: 0", "above 0: Ray places nothing that needs nothing")
-        if self.num_gpus is not None and self.num_gpus > 1:
-            raise DocumentError(
-                "num_gpus", f"{self.num_gpus:g}", "at most 1: an engine over several GPUs isn't there yet"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +193,18 @@ class ClusterConfig:
                 "given with pools.placement: colocated",
                 "left out: it is for two processes, and this is one",
             )
+        self._check_gpus()
+
+    def _check_gpus(self) -> None:
+        size, pools = self.engine.tensor_parallel_size, self.pools
+        for role, pool in (("target", pools.target), ("draft", pools.draft)):
+            path, found = f"pools.{role}.num_gpus", "left out" if pool.num_gpus is None else f"{pool.num_gpus:g}"
+            if size > 1 and role == "target":
+                if pool.num_gpus not in (0, size):
+                    beside = f"{found} beside engine.tensor_parallel_size: {size}"
+                    raise DocumentError(path, beside, f"{size}, or 0 with vLLM's CPU build")
+            elif pool.num_gpus is not None and pool.num_gpus > 1:
+                raise DocumentError(path, found, "at most 1: a target has as many as engine.tensor_parallel_size")
 
     @property
     def has_draft_workers(self) -> bool:

@@ -60,6 +60,8 @@ SEAMS = {
     "cluster/engine/round_figures.py": "the figures of a request's rounds",
     "cluster/engine/tracing.py": "ranges of a trace, as vLLM makes its own",
     "cluster/engine/contract_worker.py": "the worker that is held to a contract",
+    "cluster/engine/rank_barrier.py": "its barriers across an engine's ranks",
+    "cluster/engine/tensor_parallel.py": "an engine of several ranks",
     "cluster/engine/target_layers.py": "the target's layers in the process of a draft that reads their KV",
     "cluster/speculation/target_kv.py": "the target's KV in that process",
     "cluster/engine/gemma4_dspark.py": "a model of vLLM's that needs another name",
@@ -182,17 +184,33 @@ OVERRIDES = {
         "__init__": "around an output that isn't there yet",
         "get_output": "with the report",
     },
+    "cluster.engine.tensor_parallel.TensorParallelExecutor": {
+        "_distributed_args": "where all ranks meet",
+        "_init_executor": "starts the other ranks first",
+        "check_health": "fails once a rank is lost",
+        "collective_rpc": "the other ranks run it, too",
+        "register_failure_callback": "for a rank that is lost between two calls",
+        "shutdown": "ends the other ranks",
+    },
     "cluster.speculation.draft_seam.DraftWorker": {
         "_maybe_get_memory_pool_context": "a pool that is mapped isn't allocated",
         "load_model": "the draft alone, with a stub for its target",
     },
+    "cluster.speculation.following.FollowingSpeculator": {
+        "load_draft_model": "none",
+        "propose": "takes the first rank's drafts",
+        "set_attn": "nothing attends",
+    },
     "cluster.speculation.remote.RemoteSpeculator": {
         "__init__": "refuses what doesn't cross",
-        "capture": "nothing to capture",
-        "init_cudagraph_manager": "nothing to capture",
         "load_draft_model": "only `fc`",
         "propose": "a round",
         "set_attn": "keeps the block tables, whose rows travel",
+    },
+    "cluster.speculation.target_seam.DraftlessSpeculator": {
+        "__init__": "no attention groups",
+        "capture": "nothing to capture",
+        "init_cudagraph_manager": "nothing to capture",
     },
 }
 

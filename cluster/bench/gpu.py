@@ -1,5 +1,5 @@
 """`python -m cluster.bench.gpu`: the target alone, with its draft in its process, and with it in another, on one GPU
-or, with `--two`, on two.
+or, with `--two`, on two; with `--tensor-parallel-size`, the target over several.
 
 The arms run beside each other in one session and take turns, a batch each, so that what else changes hits them all.
 """
@@ -15,7 +15,7 @@ import typer
 
 from cluster.bench.dummy_pair import Shape, acceptance_length_of
 from cluster.bench.gpu_arm import Workload
-from cluster.bench.gpu_arms import COLOCATED, ArmShape, measure, on_one_gpu, on_two_gpus, started
+from cluster.bench.gpu_arms import COLOCATED, ArmShape, measure, on_one_gpu, on_ranks, on_two_gpus, started
 from cluster.bench.gpu_report import GpuReport
 from cluster.channel.base import ChannelKind
 from cluster.commands.terminal import DebugOption, JsonOption, command, output
@@ -37,6 +37,9 @@ def main(
     mps: Annotated[
         bool, typer.Option("--mps", help="A draft on its target's GPU under CUDA's Multi-Process Service, too.")
     ] = False,
+    tensor_parallel_size: Annotated[
+        int, typer.Option(min=1, help="GPUs over which each target is split; a separate draft has one.")
+    ] = 1,
     shape: Annotated[Shape, typer.Option(help="Whose dimensions the pair has.")] = "qwen3-8b",
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Requests at once, one or more times; default: 1, 8, 32, 64, 128.")
@@ -84,7 +87,12 @@ def main(
         with_parts=parts,
     )
     _check_place(result)
-    with started(_chosen(_arms(two, shared, mps, _channels(channel)), arm), workload) as (arms, facts):
+    channels = _channels(channel)
+    if tensor_parallel_size == 1:
+        shapes = _arms(two, shared, mps, channels)
+    else:
+        shapes = _arms_of_ranks(tensor_parallel_size, two or shared or mps, channels)
+    with started(_chosen(shapes, arm), workload) as (arms, facts):
         report = GpuReport(workload, facts)
         for length, one in itertools.product(lengths, batches):
             report.figures += measure(arms, one, length, repeats)
@@ -121,6 +129,17 @@ def _arms(two: bool, shared: bool, mps: bool, channels: Sequence[ChannelKind]) -
     if len(gpus) < 2:
         raise UserError("--two", f"this process sees {len(gpus)} GPUs", "leave it out, or run it where there are two")
     return on_two_gpus(channels or ["cuda_ipc", "nccl"], (gpus[0], gpus[1]), with_shared=shared or mps, with_mps=mps)
+
+
+def _arms_of_ranks(size: int, has_place: bool, channels: Sequence[ChannelKind]) -> list[ArmShape]:
+    option, gpus = f"--tensor-parallel-size {size}", _visible_gpus()
+    if has_place:
+        raise UserError(f"{option} with --two, --shared or --mps", "it has arms of its own", "leave the others out")
+    if "nccl" in channels:
+        raise UserError(f"{option} with --channel nccl", "NCCL refuses a draft on a rank's GPU", "take cuda_ipc")
+    if len(gpus) < size:
+        raise UserError(option, f"this process sees {len(gpus)} GPUs", "lower it, or run it where there are as many")
+    return on_ranks(channels or ["cuda_ipc"], gpus, size)
 
 
 def _chosen(arms: Sequence[ArmShape], names: Sequence[str] | None) -> list[ArmShape]:

@@ -29,13 +29,15 @@ _TOKEN_IDS: Final = range(1000, 100_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmPlan:
-    """`gpus` as in CUDA_VISIBLE_DEVICES: the engine's, and behind it its draft's, if that has its own; where there are
-    none, all is on the first that this process sees. `channel` is for a separate draft."""
+    """`gpus` as in CUDA_VISIBLE_DEVICES: the engine's, one a tensor-parallel rank, and behind them its draft's, if that
+    has its own, else it is on the last; where there are none, all is on the first that this process sees. `channel` is
+    for a separate draft."""
 
     name: str
     kind: ArmKind
     gpus: tuple[str, ...] = ()
     channel: ChannelKind = "cuda_ipc"
+    tensor_parallel_size: int = 1
     with_mps: bool = False
     """Both processes are clients of CUDA's Multi-Process Service."""
 
@@ -46,7 +48,7 @@ class ArmPlan:
 
     @property
     def draft_environment(self) -> dict[str, str]:
-        """CUDA IPC wants both sides to see both GPUs."""
+        """CUDA IPC wants both sides to see all GPUs; the draft is on the first that it sees."""
         return _seeing(self.gpus[::-1])
 
 
@@ -131,6 +133,7 @@ def _engine(plan: ArmPlan, workload: Workload, folder: Path) -> InProcessEngine:
         max_num_batched_tokens=8192,
         kv_cache_bytes=workload.kv_cache_bytes,
         gpu_memory_utilization=_SHARE,
+        tensor_parallel_size=plan.tensor_parallel_size,
     )
     if plan.kind == "separate":
         return SeparateEngine(

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from typing import Any, Final
 
 from cluster.bench import gpu_arm
-from cluster.bench.gpu_arm import ArmFacts, ArmPlan, ArmRun, Workload
+from cluster.bench.gpu_arm import ArmFacts, ArmKind, ArmPlan, ArmRun, Workload
 from cluster.bench.mps import multi_process_service
 from cluster.channel.base import ChannelKind
 from cluster.commands.terminal import messages
@@ -150,6 +150,23 @@ def on_two_gpus(
         shapes.append(ArmShape(name=name, plans=(plan,), num_gpus=2))
     if with_shared:
         shapes += _sharing([channel for channel in channels if channel != "nccl"], (second,), with_mps)
+    return shapes
+
+
+def on_ranks(channels: Sequence[ChannelKind], gpus: Sequence[str], size: int) -> list[ArmShape]:
+    """Targets of `size` tensor-parallel ranks. A separate draft is on the last rank's GPU, and where there is one more,
+    in a further arm on that."""
+    of_ranks = tuple(gpus[:size])
+
+    def shape(name: str, kind: ArmKind, *own: str, channel: ChannelKind = "cuda_ipc") -> ArmShape:
+        on = (*of_ranks, *own)
+        plan = ArmPlan(name=name, kind=kind, gpus=on, channel=channel, tensor_parallel_size=size)
+        return ArmShape(name=name, plans=(plan,), num_gpus=len(on))
+
+    shapes = [shape(PLAIN, "plain"), shape(COLOCATED, "colocated")]
+    for channel in channels:
+        shapes.append(shape(f"separate, {channel}, on the last rank's GPU", "separate", channel=channel))
+        shapes += [shape(f"separate, {channel}", "separate", own, channel=channel) for own in gpus[size : size + 1]]
     return shapes
 
 

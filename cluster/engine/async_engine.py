@@ -83,7 +83,7 @@ class AsyncEngine:
         if not self._draft_is_remote:
             return None
         try:
-            (plain,) = await self._engine.collective_rpc("round_report")
+            plain, *_ = await self._engine.collective_rpc("round_report")  # of the rank that has the draft
         except VLLMEngineDeadError as error:
             raise EngineDeadError("the engine has died") from error
         return RoundReport(**plain | {"times": RoundTimes(**plain["times"])})

@@ -19,6 +19,7 @@ from cluster.contract.seal import Seal, covered, fixed_values
 from cluster.contract.verify import verify_allocation, verify_plan
 from cluster.control.member import Member
 from cluster.engine.cpu import profile
+from cluster.engine.rank_barrier import FirstRank, FurtherRank
 
 if profile.is_cpu_installation():
     from vllm.v1.worker.cpu_worker import CPUWorker as Worker
@@ -37,17 +38,20 @@ class ContractWorker(Worker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.parallel_config.world_size > 1:
-            raise NotImplementedError("a contract is held by one worker so far: tensor and pipeline parallelism are 1")
+        if self.parallel_config.world_size > self.parallel_config.tensor_parallel_size:
+            raise NotImplementedError("a contract is held by tensor-parallel ranks alone: all other parallelism is 1")
         self._observed = Observed()
         self._member: Member | None = None
+        self._rank: FirstRank | FurtherRank = FurtherRank()
         self._facts: SideFacts | None = None
         self._contract: KVContract | None = None
         self._seal: Seal | None = None
 
     def take_part(self, member: Member) -> None:
-        """Negotiate through `member`, which this worker closes at its shutdown."""
+        """Negotiate through `member`, which this worker closes at its shutdown. For the first of an engine's ranks; the
+        others follow it."""
         self._member = member
+        self._rank = FirstRank(member)
 
     def pair_again(self, member: Member) -> None:
         """Come into another pairing through `member`, with what is allocated. From any thread.
@@ -84,9 +88,8 @@ class ContractWorker(Worker):
     def get_kv_cache_spec(self) -> dict[str, Any]:
         """The specs, once the other side knows them: with the contract's block sizes."""
         specs = super().get_kv_cache_spec()
-        with self.member.reporting():
-            self._facts = read_side(self.built_side(specs, self._observed))
-            self._contract = self.member.agree(self._facts)
+        with self._rank.reporting():
+            self._facts, self._contract = self._rank.agree(read_side(self.built_side(specs, self._observed)))
             self._check_layers()
         sizes = {layer: group.block_size for group in self.groups_of_layers for layer in group.layers}
         self.cache_config.block_size = min(sizes.values())
@@ -104,18 +107,18 @@ class ContractWorker(Worker):
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         groups = self.contract.groups_of(self.role)  # none, where a draft has its target's KV only, and maps it
-        with self.member.reporting():
+        with self._rank.reporting():
             if groups:
                 verify_plan(self.contract, self.role, kv_cache_config)
             self._sealed.enter(Phase.ALLOCATING)
-            self.member.accept(self.contract)
+            self._rank.accept(self.contract)
         super().initialize_from_config(kv_cache_config)
         tensors = {layer: self._layers[layer].kv_cache for group in groups for layer in group.layers}
-        with self.member.reporting():
+        with self._rank.reporting():
             if groups:
                 verify_allocation(self.contract, self.role, tensors, cache_dtype=self.cache_config.cache_dtype)
             self._sealed.enter(Phase.SERVING)
-            self.member.ready(self.contract)
+            self._rank.ready(self.contract)
 
     def shutdown(self) -> None:
         if self._seal is not None:

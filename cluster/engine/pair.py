@@ -1,10 +1,12 @@
 """What makes one engine's arguments those of a pair in two processes."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 from cluster.contract.policy import AUTO, INHERIT, Policy
 from cluster.engine.cpu import profile
 from cluster.engine.settings import EngineSettings
+from cluster.errors import UserError
 from cluster.speculation.settings import RemoteDraftSettings
 
 _SHARE_TO_START_WITH: Final = 0.01
@@ -14,14 +16,26 @@ target, which may load on the same GPU at the same moment, has a share of its ow
 TARGET_WORKER: Final = "cluster.engine.target_worker.TargetWorker"
 
 
-def target_engine_args(remote: RemoteDraftSettings) -> dict[str, Any]:
-    """For the target's vLLM beside `EngineSettings.to_engine_args`: it asks that draft."""
+def target_engine_args(settings: EngineSettings, remote: RemoteDraftSettings) -> dict[str, Any]:
+    """For the target's vLLM beside `settings.to_engine_args`: it asks that draft.
+
+    Raises:
+        UserError: the draft reads its target's KV, of which each of several ranks has a part.
+    """
+    speculation, size = settings.speculation, settings.tensor_parallel_size
+    if speculation is not None and speculation.method == "mtp" and size > 1:
+        raise UserError(
+            f"tensor_parallel_size {size} with draft {speculation.draft.name}",
+            "it reads its target's KV, of which each rank has a part, and it is in a process of its own on one GPU",
+            "use tensor_parallel_size 1, or placement colocated",
+        )
     return {"worker_cls": TARGET_WORKER, "additional_config": remote.to_additional_config()}
 
 
 def draft_engine_args(settings: EngineSettings, policy: Policy) -> dict[str, Any]:
-    """The target's, with what the policy names for the draft: it is built before there is a contract."""
-    arguments = settings.to_engine_args()
+    """The target's, with what the policy names for the draft: it is built before there is a contract. On one device,
+    however many the target has."""
+    arguments = replace(settings, tensor_parallel_size=1).to_engine_args()
     named = {"attention_backend": policy.attention_backend, "kv_cache_dtype": policy.kv_cache_dtype}
     words = {field: word for field, word in named.items() if word not in (INHERIT, AUTO)}
     if not profile.is_cpu_installation():

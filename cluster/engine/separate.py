@@ -87,10 +87,11 @@ class SeparateEngine(InProcessEngine):
             faults=faults,
         )
         try:
+            arguments = target_engine_args(settings, remote)
             # From here on the coordinator knows of both, and tells either of the other's end.
             self._coordinator.await_start()
             self._draft.await_start()
-            super().__init__(settings, more_engine_args=target_engine_args(remote))
+            super().__init__(settings, more_engine_args=arguments)
         except ContractViolation as violation:
             self._abandon()
             raise to_error(to_refusal(violation, "target")) from violation

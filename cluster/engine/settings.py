@@ -1,7 +1,7 @@
 """What an engine is built from, before vLLM is imported."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from cluster.contract.errors import DocumentError, require_positive
 from cluster.engine.cpu import profile
@@ -10,6 +10,9 @@ from cluster.models.draft import Speculation
 from cluster.models.folder import ModelFolder
 
 _CPU_BATCHED_TOKENS = 512
+
+EXECUTOR: Final = "cluster.engine.tensor_parallel.TensorParallelExecutor"
+"""Of an engine of several tensor-parallel ranks; that of one is vLLM's own."""
 
 LoadFormat = Literal["auto", "dummy"]
 """dummy: random weights, of which the folder needs none."""
@@ -23,6 +26,7 @@ class EngineOptions:
     `gpu_memory_utilization` of its GPU, whose None is vLLM's own share, or by `kv_cache_bytes`. `compilation_mode` 0
     starts without torch.compile, in half the time, and keeps CUDA graphs of decoding; None is vLLM's own choice.
     `stream_interval` are the tokens that a message of a stream has at least, after the first: each message costs.
+    `tensor_parallel_size` are the devices of one host over which the target is split; a separate draft has one.
     """
 
     max_model_len: int | None = None
@@ -34,6 +38,7 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     compilation_mode: Literal[0, 3] | None = None
     stream_interval: int = 1
+    tensor_parallel_size: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -44,6 +49,7 @@ class EngineOptions:
             num_gpu_blocks=self.num_gpu_blocks,
             kv_cache_bytes=self.kv_cache_bytes,
             stream_interval=self.stream_interval,
+            tensor_parallel_size=self.tensor_parallel_size,
         )
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
@@ -85,6 +91,8 @@ class EngineSettings(EngineOptions):
         }
         if self.gpu_memory_utilization is not None:
             arguments["gpu_memory_utilization"] = self.gpu_memory_utilization
+        if self.tensor_parallel_size > 1:
+            arguments |= {"tensor_parallel_size": self.tensor_parallel_size, "distributed_executor_backend": EXECUTOR}
         if self.compilation_mode is not None:
             arguments["compilation_config"] = {"mode": self.compilation_mode}
         if profile.is_cpu_installation():

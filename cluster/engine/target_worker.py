@@ -44,7 +44,10 @@ _KV_EXPORTS: Final[Mapping[ChannelKind, tuple[KVSharing, ...]]] = {
 
 
 class TargetWorker(ContractWorker):
-    """Joins before it loads, so that its draft loads at the same time; opens the rounds once both have allocated."""
+    """Joins before it loads, so that its draft loads at the same time; opens the rounds once both have allocated.
+
+    Of several tensor-parallel ranks only the first has a draft; the others verify what it got from there.
+    """
 
     role: ClassVar[Role] = "target"
 
@@ -52,7 +55,9 @@ class TargetWorker(ContractWorker):
         super().__init__(*args, **kwargs)
         self._last_epoch = 0
         self._exported: ExportedMemory | ExportedAllocation | None = None
-        self.take_part(self._join())
+        self._has_draft = self.rank == 0
+        if self._has_draft:
+            self.take_part(self._join())
 
     def built_side(self, specs: Mapping[str, Any], observed: Observed) -> BuiltSide:
         exports = self._kv_exports()
@@ -79,12 +84,14 @@ class TargetWorker(ContractWorker):
             kv_exports=exports,
         )
 
-    def round_report(self) -> dict[str, Any]:
-        """A RoundReport as plain values, which vLLM carries between its processes."""
-        return asdict(self._speculator.report)
+    def round_report(self) -> dict[str, Any] | None:
+        """A RoundReport as plain values, which vLLM carries between its processes; None where there is no draft."""
+        return asdict(self._speculator.report) if self._has_draft else None
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
+        if not self._has_draft:
+            return
         with self.member.reporting():
             if self.contract.kv_sharing is not None:
                 self._speculator.share_kv(self.contract, self._shared_kv())
@@ -92,11 +99,14 @@ class TargetWorker(ContractWorker):
         self._speculator.keep_paired(self._pair_again)
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        self._speculator.follow(draft_context.asked_epoch(scheduler_output))
+        if self._has_draft:
+            self._speculator.follow(draft_context.asked_epoch(scheduler_output))
         return super().execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         output = super().sample_tokens(grammar_output)
+        if not self._has_draft:
+            return output
         if isinstance(output, AsyncModelRunnerOutput):
             return _Reporting(output, self._draft_report())
         draft_context.report(output, self._draft_report())

@@ -38,7 +38,7 @@ class PairedDraft:
     rounds: TargetRounds
 
 
-class RemoteSpeculator(target_seam.DraftModelSpeculator):
+class RemoteSpeculator(target_seam.DraftlessSpeculator):
     """Ships `propose`'s arguments and returns the answer. Of the draft it holds nothing but `fc`, and no KV cache.
 
     From the first trouble with a draft on, no round has a proposal, and the target goes on alone, until `keep_paired`
@@ -53,7 +53,6 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         self._check_supported()
         self._family = FAMILIES[self.method]
         self._settings = remote_draft_settings(vllm_config.additional_config)
-        self.attn_groups: list[Any] = []  # the runner asks for the draft's: there are none here
         self._draft: PairedDraft | None = None
         self._next: PairedDraft | None = None
         self._last_epoch = 0
@@ -185,12 +184,6 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         member.on_silent_peer(rounds.abort)
         return PairedDraft(epoch=member.epoch, rounds=rounds)
 
-    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """Nothing here is captured."""
-
-    def capture(self) -> None:
-        """Nothing here is captured."""
-
     def propose(
         self,
         input_batch: Any,
@@ -211,13 +204,13 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         is_profile: bool = False,
         num_speculative_tokens: int | None = None,
     ) -> torch.Tensor:
-        """This round's drafts [B, K], in a buffer of this object's."""
+        """This round's drafts [B, K], in a buffer of this object's, and in those of all tensor-parallel ranks."""
         drafts = self.draft_tokens[: input_batch.num_reqs]
         if dummy_run or is_profile:
             return drafts.zero_()
         draft, self.last_round_s = self._draft, None
         if draft is None or self._rests:
-            return drafts.copy_(last_sampled[input_batch.idx_mapping])
+            return target_seam.of_first_rank(drafts.copy_(last_sampled[input_batch.idx_mapping]))
         T, B = input_batch.num_tokens, input_batch.num_reqs
         K = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         round = Round(
@@ -248,7 +241,7 @@ class RemoteSpeculator(target_seam.DraftModelSpeculator):
         except (ChannelError, MessageError) as error:
             self._lose(draft, error)
             round.propose_last(drafts)
-        return drafts
+        return target_seam.of_first_rank(drafts)
 
     def _states(
         self, last_hidden_states: torch.Tensor, aux_hidden_states: list[torch.Tensor] | None, num_tokens: int

@@ -26,6 +26,10 @@ def install() -> None:
     def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
         if REMOTE_DRAFT not in (vllm_config.additional_config or {}):
             return vllms_own(vllm_config, device, req_states)
+        if vllm_config.parallel_config.rank > 0:
+            from cluster.speculation.following import FollowingSpeculator
+
+            return FollowingSpeculator(vllm_config, device)
         from cluster.speculation.remote import RemoteSpeculator
 
         return RemoteSpeculator(vllm_config, device)

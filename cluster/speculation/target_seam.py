@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.linear import ReplicatedLinear
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
@@ -18,7 +19,28 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from cluster.errors import UserError
 from cluster.speculation.checkpoint import DUMMY, fill_with_dummies, load_parameters, read_tensors
 
-__all__ = ["DraftModelSpeculator", "FusedStates", "PageRows", "StoredRows", "kv_rows"]
+__all__ = ["DraftlessSpeculator", "FusedStates", "PageRows", "StoredRows", "kv_rows", "of_first_rank"]
+
+
+class DraftlessSpeculator(DraftModelSpeculator):
+    """What vLLM's runner takes for the speculator of a draft model, of which nothing attends here."""
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.attn_groups: list[Any] = []  # the runner asks for the draft's: there are none here
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Nothing here is captured."""
+
+    def capture(self) -> None:
+        """Nothing here is captured."""
+
+
+def of_first_rank(drafts: torch.Tensor) -> torch.Tensor:
+    """`drafts` with what the first tensor-parallel rank has in it; each rank calls this once a round. On a GPU it is
+    the stream that waits, and not the CPU."""
+    broadcast: torch.Tensor = get_tp_group().broadcast(drafts)
+    return broadcast
 
 
 class StoredRows:

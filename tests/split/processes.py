@@ -22,18 +22,18 @@ class Child:
         self._process.start()
         theirs.close()
 
-    def report(self) -> dict[str, Any]:
+    def report(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """What it reported. It has ended then."""
-        report = self.message()
+        report = self.message(deadline_s)
         self._connection.send_bytes(b"{}")
         self._process.join(DEADLINE_S)
         return report
 
-    def message(self) -> dict[str, Any]:
+    def message(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """What it reported, while it waits for `report`, or goes on in another thread."""
-        if not self._connection.poll(DEADLINE_S):
+        if not self._connection.poll(deadline_s):
             self._process.kill()
-            raise TimeoutError(f"{self._process.name} has reported nothing in {DEADLINE_S} s")
+            raise TimeoutError(f"{self._process.name} has reported nothing in {deadline_s} s")
         message: dict[str, Any] = json.loads(self._connection.recv_bytes())
         return message
 

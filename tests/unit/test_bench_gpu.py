@@ -21,7 +21,7 @@ from cluster.bench.dummy_pair import (
     write_pair,
 )
 from cluster.bench.gpu_arm import ArmFacts, ArmRun, DecodingRounds, Workload
-from cluster.bench.gpu_arms import COLOCATED, Arm, Figures, measure, on_one_gpu, on_two_gpus, split, together
+from cluster.bench.gpu_arms import COLOCATED, Arm, Figures, measure, on_one_gpu, on_ranks, on_two_gpus, split, together
 from cluster.bench.gpu_report import GpuReport, kv_tokens_in
 from cluster.bench.mps import multi_process_service
 from cluster.errors import UserError
@@ -158,6 +158,21 @@ def test_a_pair_that_shares_a_gpu_is_an_arm_without_mps_and_one_with_it() -> Non
     shared = on_two_gpus(["cuda_ipc", "nccl"], ("6", "7"), with_shared=True, with_mps=False)[-1]
     assert (shared.name, shared.num_gpus) == ("separate, cuda_ipc, one GPU", 1)
     assert shared.plans[0].environment == shared.plans[0].draft_environment == {"CUDA_VISIBLE_DEVICES": "7"}
+
+
+def test_a_target_of_two_ranks_has_its_draft_on_the_last_ones_gpu_or_on_a_third() -> None:
+    arms = {arm.name: arm for arm in on_ranks(["cuda_ipc"], ("5", "6", "7", "8"), 2)}
+    assert {name: arm.num_gpus for name, arm in arms.items()} == {
+        "plain": 2,
+        "colocated": 2,
+        "separate, cuda_ipc, on the last rank's GPU": 2,
+        "separate, cuda_ipc": 3,
+    }
+    plans = [plan for arm in arms.values() for plan in arm.plans]
+    assert {plan.tensor_parallel_size for plan in plans} == {2}
+    assert [plan.environment["CUDA_VISIBLE_DEVICES"] for plan in plans] == ["5,6", "5,6", "5,6", "5,6,7"]
+    assert [plan.draft_environment["CUDA_VISIBLE_DEVICES"] for plan in plans[2:]] == ["6,5", "7,6,5"]
+    assert "separate, cuda_ipc" not in [arm.name for arm in on_ranks(["cuda_ipc"], ("5", "6"), 2)]
 
 
 CONTROL = """#!/bin/sh

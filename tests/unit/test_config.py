@@ -91,8 +91,17 @@ def test_a_whole_number_where_a_fraction_may_be(tmp_path: Path) -> None:
         ),
         (
             "pools: {target: {num_gpus: 8}}",
-            "pools.target.num_gpus is 8: it must be at most 1: an engine over several GPUs",
+            "pools.target.num_gpus is 8: it must be at most 1: a target has as many as engine.tensor_parallel_size",
         ),
+        (
+            "engine: {tensor_parallel_size: 2}",
+            "pools.target.num_gpus is left out beside engine.tensor_parallel_size: 2: it must be 2, or 0",
+        ),
+        (
+            "engine: {tensor_parallel_size: 2}\npools: {target: {num_gpus: 2}, draft: {num_gpus: 2}}",
+            "pools.draft.num_gpus is 2: it must be at most 1",
+        ),
+        ("engine: {tensor_parallel_size: 0}", "engine.tensor_parallel_size is 0: it must be positive"),
         ("gateway: {port: 70000}", "FILE: gateway.port is 70000: it must be from 0, for any free one, to 65535"),
         (
             "gateway: {tls: {certificate: 1, key: k}}",

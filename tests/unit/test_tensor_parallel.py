@@ -1,0 +1,63 @@
+"""What of several tensor-parallel ranks needs no engine: their facts, and the arguments of a pair's two engines."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.contract.errors import ContractViolation
+from cluster.contract.policy import Policy
+from cluster.contract.ranks import facts_of_all
+from cluster.control.settings import MemberSettings
+from cluster.engine.pair import draft_engine_args, target_engine_args
+from cluster.engine.settings import EXECUTOR, EngineSettings
+from cluster.errors import UserError
+from cluster.models.draft import plan_speculation
+from cluster.models.folder import open_model
+from cluster.speculation.settings import RemoteDraftSettings
+from tests.checkpoints import make_pair
+from tests.unit.test_contract_pairs import backend, group, side
+
+REMOTE = RemoteDraftSettings(
+    member=MemberSettings(address="unix:nowhere", role="target", name="target", start_timeout_s=1.0)
+)
+FACTS = side("target", group("all", "target", backend("FLASH_ATTN")), tensor_parallel_size=2)
+
+
+def settings_of(pair_name: str, folder: Path, tensor_parallel_size: int) -> EngineSettings:
+    pair = make_pair(pair_name, folder)
+    target, draft = open_model(str(pair.target), role="target"), open_model(str(pair.draft), role="draft")
+    speculation = plan_speculation(target, draft, None)
+    return EngineSettings(target=target, speculation=speculation, tensor_parallel_size=tensor_parallel_size)
+
+
+def test_ranks_have_the_blocks_of_the_one_with_least_memory() -> None:
+    other = replace(FACTS, kv_cache_bytes=FACTS.kv_cache_bytes - 1, weight_bytes=FACTS.weight_bytes + 1)
+    assert facts_of_all([FACTS, other]) == other
+    assert facts_of_all([FACTS]) == FACTS
+
+
+def test_a_rank_that_would_allocate_something_else_is_named() -> None:
+    other = replace(FACTS, groups=(group("all", "target", backend("TRITON_ATTN")),))
+    with pytest.raises(ContractViolation, match="tensor-parallel rank 2 differs from 0") as violation:
+        facts_of_all([FACTS, FACTS, other])
+    assert violation.value.field == "groups"
+
+
+def test_the_target_has_its_ranks_and_the_draft_one(tmp_path: Path) -> None:
+    settings = settings_of("qwen3-dspark", tmp_path, 2)
+    arguments = settings.to_engine_args() | target_engine_args(settings, REMOTE)
+    assert (arguments["tensor_parallel_size"], arguments["distributed_executor_backend"]) == (2, EXECUTOR)
+    of_one = replace(settings, tensor_parallel_size=1)
+    assert draft_engine_args(settings, Policy()) == draft_engine_args(of_one, Policy())
+    assert not of_one.to_engine_args().keys() & {"tensor_parallel_size", "distributed_executor_backend"}
+
+
+def test_a_draft_that_reads_its_targets_kv_is_refused(tmp_path: Path) -> None:
+    settings = settings_of("gemma4-mtp", tmp_path, 2)
+    refusal = f"tensor_parallel_size 2 with draft {settings.speculation.draft.name}: it reads its target's KV"  # type: ignore[union-attr]
+    with pytest.raises(UserError, match=re.escape(refusal)):
+        target_engine_args(settings, REMOTE)
+    of_one = replace(settings, tensor_parallel_size=1)
+    assert target_engine_args(of_one, REMOTE)["worker_cls"]
