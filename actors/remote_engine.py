@@ -13,6 +13,7 @@ from cluster.serving import logs
 from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.model import ServedModel
 from cluster.serving.replica_link import ReplicaLink
+from cluster.serving.silence import heard
 from cluster.serving.types import Request
 
 _HEALTH_PERIOD_S: Final = 0.5
@@ -103,13 +104,17 @@ class RemoteEngine:
     async def _watch(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(_SILENT_AFTER_S):
-                    self._health = await self._replica.health.remote()
+                health = await heard(self._replica.health.remote(), _SILENT_AFTER_S, self._messages)
             except (TimeoutError, RayActorError):
                 self._lose()
             else:
-                self._follow(self._health)
+                self._health = health
+                self._follow(health)
             await asyncio.sleep(_HEALTH_PERIOD_S)
+
+    def _messages(self) -> int:
+        """That have come over its stream."""
+        return 0 if self._link is None else self._link.messages
 
     def _follow(self, health: ReplicaHealth) -> None:
         if health.dead and not self._lost:

@@ -41,11 +41,17 @@ class ReplicaLink:
         self._mailboxes: dict[int, _Mailbox] = {}
         self._requests = asyncio.Queue[pb.AttachRequest]()
         self._closed = False
+        self._messages = 0
         self._reading = asyncio.create_task(self._read())
 
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def messages(self) -> int:
+        """That have come so far, which are signs of life."""
+        return self._messages
 
     async def generate(
         self, request_id: str, request: Request, prompt_token_ids: tuple[int, ...], max_tokens: int
@@ -78,6 +84,7 @@ class ReplicaLink:
             stub: Any = pb_grpc.ReplicaServiceStub(channel)
             call = stub.Attach(self._asked(), metadata=((METADATA_KEY, f"{SCHEME}{self._to.token}"),))
             async for response in call:
+                self._messages += 1
                 for update in response.updates:
                     mailbox = self._mailboxes.get(update.generation)
                     if mailbox is not None:  # else its client has gone

@@ -1,7 +1,7 @@
 """Several replicas of one model as one engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,7 +14,10 @@ from cluster.serving.moving import Progress
 from cluster.serving.settings import DEFAULT_MAX_MOVES
 from cluster.serving.types import FinishReason, Request
 
-_DRAIN_POLL_S: Final = 0.02
+DEFAULT_RETURN_S: Final = 5.0
+"""For a replica to be there again, where a request that ran has no other: its process may just have stood still."""
+
+_POLL_S: Final = 0.02
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -51,10 +54,17 @@ class Router:
     """A `GenerationEngine`: each request goes to the living replica that runs the fewest choices, and from one that is
     lost or drained to the next."""
 
-    def __init__(self, replicas: Mapping[str, GenerationEngine], *, max_moves: int = DEFAULT_MAX_MOVES) -> None:
+    def __init__(
+        self,
+        replicas: Mapping[str, GenerationEngine],
+        *,
+        max_moves: int = DEFAULT_MAX_MOVES,
+        return_s: float = DEFAULT_RETURN_S,
+    ) -> None:
         """`replicas` by name, one at least; all serve the same model."""
         self._replicas = {name: _Replica(name=name, engine=engine) for name, engine in replicas.items()}
         self._max_moves = max_moves
+        self._return_s = return_s
         self._aborted: set[str] = set()
         self._moves = 0
 
@@ -105,10 +115,10 @@ class Router:
         """As of a GenerationEngine. Raises RequestError (UNAVAILABLE), too, where a replica is lost and the request
         can't go on elsewhere exactly as it would have; what was sent stands."""
         progress = Progress(request, prompt_token_ids, max_tokens)
-        left: set[str] = set()
+        left: list[str] = []
         try:
             while True:
-                replica = self._choose(left)
+                replica = await self._next(left) if left else self._choose()
                 self._moves += bool(left)
                 stream = _Stream(request_id=request_id, choices=request.sampling.n or 1)
                 async with aclosing(self._run(replica, stream, progress)) as deltas:
@@ -116,7 +126,7 @@ class Router:
                         yield delta
                 if not stream.is_evicted:
                     return
-                left.add(replica.name)
+                left.append(replica.name)
                 self._check_move(request_id, progress, replica, moves=len(left))
         finally:
             self._aborted.discard(request_id)
@@ -136,13 +146,13 @@ class Router:
         logs.event("replica draining", target=name, running=len(streams))
         deadline_s = asyncio.get_running_loop().time() + grace_s
         while replica.streams and asyncio.get_running_loop().time() < deadline_s:
-            await asyncio.sleep(_DRAIN_POLL_S)
+            await asyncio.sleep(_POLL_S)
         moved = set(replica.streams)
         for stream in moved:
             stream.is_evicted = True
         await self._abort(replica, [stream.request_id for stream in moved])
         while replica.streams:
-            await asyncio.sleep(_DRAIN_POLL_S)
+            await asyncio.sleep(_POLL_S)
         logs.event("replica drained", target=name, moved=len(moved))
         return Drained(finished=len(streams - moved), moved=len(moved))
 
@@ -184,6 +194,13 @@ class Router:
                 await replica.engine.abort(request_ids)
             except EngineDeadError:
                 return  # and so they have ended
+
+    async def _next(self, left: Sequence[str]) -> _Replica:
+        """For a request that has run. Raises EngineDeadError where there is none, and none comes back in time."""
+        deadline_s = asyncio.get_running_loop().time() + self._return_s
+        while self.dead and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(_POLL_S)
+        return self._choose(left)
 
     def _choose(self, avoided: Iterable[str] = ()) -> _Replica:
         living = self._living()

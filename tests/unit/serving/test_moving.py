@@ -128,6 +128,27 @@ async def test_what_cant_be_exact_ends(more: dict[str, Any]) -> None:
 
 
 @in_a_loop
+async def test_the_only_replica_may_come_back() -> None:
+    replica = Successor(dies_after=4)
+    router = Router({"target-0": replica})
+    running = asyncio.create_task(run(router))
+    while not router.dead:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
+    assert len(replica.asked) == 1
+    replica.dead = False
+    assert tokens_of(await running) == list(range(103, 103 + NUM_TOKENS))
+    assert router.moves == 1
+
+
+@in_a_loop
+async def test_the_only_replica_is_not_waited_for_without_end() -> None:
+    router = Router({"target-0": Successor(dies_after=2)}, return_s=0.05)
+    with pytest.raises(EngineDeadError):
+        await run(router)
+
+
+@in_a_loop
 async def test_a_request_is_moved_so_often_and_no_more() -> None:
     router = Router({f"target-{i}": Successor(dies_after=1) for i in range(5)}, max_moves=2)
     with pytest.raises(RequestError, match="moved 2 times"):
