@@ -130,9 +130,9 @@ class RemoteEngine:
         """The stream with the replica, a new one where there is none any more."""
         async with self._connecting:
             if self._link is None or self._link.closed:
+                asked = self._ask(self._replica.address.remote())
                 try:
-                    async with asyncio.timeout(_SILENT_AFTER_S):
-                        self._link = ReplicaLink(await self._ask(self._replica.address.remote()))
+                    self._link = ReplicaLink(await heard(asked, _SILENT_AFTER_S, self._messages))
                 except TimeoutError as error:
                     self._lose()
                     raise EngineDeadError("the replica is silent") from error
