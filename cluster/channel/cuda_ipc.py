@@ -4,8 +4,6 @@ Whatever the target's stream touches is the target's own: the buffers, in its GP
 shared memory that both GPUs have mapped. So the end of a draft takes nothing away from under it.
 """
 
-import mmap
-import os
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -17,12 +15,10 @@ from cluster.channel.base import ChannelAddress, ChannelOffer
 from cluster.channel.device import ANSWERED_OFFSET
 from cluster.channel.errors import ChannelUnavailable
 from cluster.channel.gpu import UNUSED_BYTES, GpuChannel, current_gpu, current_stream, uuid_of
-from cluster.channel.segment import SharedSegment, creator_of, open_descriptor, unlink
+from cluster.channel.host_flags import HostFlags
+from cluster.channel.segment import unlink
 from cluster.channel.shm import ShmChannel, ShmOffer
 from cluster.contract.codec import from_plain, parse, to_plain, to_text
-
-_LINE_BYTES: Final = 128
-"""Each flag has cache lines of its own."""
 
 _ALIGNMENT: Final = 256
 
@@ -57,7 +53,7 @@ class CudaIpcOffer(ChannelOffer):
         device = current_gpu("cuda_ipc", otherwise="shm")
         self._ring = ShmOffer(max_send_bytes=max_notice_bytes, max_receive_bytes=UNUSED_BYTES, num_slots=num_slots)
         try:
-            self._flags = _Flags(SharedSegment.create(mmap.PAGESIZE))
+            self._flags = HostFlags.create()
             self._buffers = _Buffers.allocate(max_send_bytes, max_receive_bytes)
         except RuntimeError as error:
             raise ChannelUnavailable("the cuda_ipc channel", str(error), "use the shm channel") from error
@@ -93,7 +89,7 @@ class CudaIpcOffer(ChannelOffer):
 
 
 class CudaIpcChannel(GpuChannel):
-    def __init__(self, ring: ShmChannel, flags: "_Flags", buffers: "_Buffers") -> None:
+    def __init__(self, ring: ShmChannel, flags: HostFlags, buffers: "_Buffers") -> None:
         super().__init__(ring)
         self._flags = flags
         self._buffers = buffers
@@ -112,15 +108,11 @@ class CudaIpcChannel(GpuChannel):
         Raises ChannelUnavailable where the target's memory can't be opened, or the offer is gone.
         """
         location = _location(address)
-        creator_of(location.flags)  # or it is no name of ours
-        descriptor = open_descriptor(location.flags)
         try:
-            flags = _Flags(SharedSegment.open(location.flags, descriptor))
+            flags = HostFlags.open(location.flags)
             buffers = _Buffers.open(bytes.fromhex(location.handle), address.max_bytes_from_offerer)
         except RuntimeError as error:
             raise _unreachable(location.gpu, str(error)) from error
-        finally:
-            os.close(descriptor)
         ring = ShmChannel.open(location.ring)  # last: the target takes it for the whole
         return cls(ring, flags, buffers)
 
@@ -160,27 +152,6 @@ class CudaIpcChannel(GpuChannel):
 
     def _wait(self, flag: _Flag, step: int) -> None:
         cuda_driver.stream_wait(current_stream(), self._flags.address(flag), step)
-
-
-class _Flags:
-    """One word a line of a shared page, which CPU and GPU both see."""
-
-    def __init__(self, segment: SharedSegment) -> None:
-        self.segment = segment
-        self._mapped = cuda_driver.register_host_memory(segment.address(0), mmap.PAGESIZE)
-
-    def address(self, flag: _Flag) -> int:
-        return self._mapped + flag * _LINE_BYTES
-
-    def read(self, flag: _Flag) -> int:
-        return self.segment.words[flag * _LINE_BYTES // 4]
-
-    def write(self, flag: _Flag, value: int) -> None:
-        self.segment.words[flag * _LINE_BYTES // 4] = value
-
-    def close(self) -> None:
-        cuda_driver.unregister_host_memory(self.segment.address(0))
-        self.segment.close()
 
 
 class _Buffers:

@@ -31,4 +31,4 @@ class FollowingSpeculator(target_seam.DraftlessSpeculator):
         drafts = self.draft_tokens[: input_batch.num_reqs]
         if dummy_run or is_profile:
             return drafts.zero_()
-        return target_seam.of_first_rank(drafts)
+        return self.of_first_rank(drafts)

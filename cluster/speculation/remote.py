@@ -210,7 +210,7 @@ class RemoteSpeculator(target_seam.DraftlessSpeculator):
             return drafts.zero_()
         draft, self.last_round_s = self._draft, None
         if draft is None or self._rests:
-            return target_seam.of_first_rank(drafts.copy_(last_sampled[input_batch.idx_mapping]))
+            return self.of_first_rank(drafts.copy_(last_sampled[input_batch.idx_mapping]))
         T, B = input_batch.num_tokens, input_batch.num_reqs
         K = self.num_speculative_steps if num_speculative_tokens is None else num_speculative_tokens
         round = Round(
@@ -241,7 +241,7 @@ class RemoteSpeculator(target_seam.DraftlessSpeculator):
         except (ChannelError, MessageError) as error:
             self._lose(draft, error)
             round.propose_last(drafts)
-        return target_seam.of_first_rank(drafts)
+        return self.of_first_rank(drafts)
 
     def _states(
         self, last_hidden_states: torch.Tensor, aux_hidden_states: list[torch.Tensor] | None, num_tokens: int

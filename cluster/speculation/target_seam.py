@@ -18,8 +18,9 @@ from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 
 from cluster.errors import UserError
 from cluster.speculation.checkpoint import DUMMY, fill_with_dummies, load_parameters, read_tensors
+from cluster.speculation.rank_gate import RankGate
 
-__all__ = ["DraftlessSpeculator", "FusedStates", "PageRows", "StoredRows", "kv_rows", "of_first_rank"]
+__all__ = ["DraftlessSpeculator", "FusedStates", "PageRows", "StoredRows", "kv_rows"]
 
 
 class DraftlessSpeculator(DraftModelSpeculator):
@@ -28,6 +29,15 @@ class DraftlessSpeculator(DraftModelSpeculator):
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self.attn_groups: list[Any] = []  # the runner asks for the draft's: there are none here
+        self._gate = _gate_of_ranks(device)
+
+    def of_first_rank(self, drafts: torch.Tensor) -> torch.Tensor:
+        """`drafts` with what the first tensor-parallel rank has in it; each rank calls this once a round. On a GPU it
+        is the stream that waits, and not the CPU."""
+        if self._gate is not None:
+            self._gate.enter()
+        broadcast: torch.Tensor = get_tp_group().broadcast(drafts)
+        return broadcast
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Nothing here is captured."""
@@ -36,11 +46,19 @@ class DraftlessSpeculator(DraftModelSpeculator):
         """Nothing here is captured."""
 
 
-def of_first_rank(drafts: torch.Tensor) -> torch.Tensor:
-    """`drafts` with what the first tensor-parallel rank has in it; each rank calls this once a round. On a GPU it is
-    the stream that waits, and not the CPU."""
-    broadcast: torch.Tensor = get_tp_group().broadcast(drafts)
-    return broadcast
+def _gate_of_ranks(device: torch.device) -> RankGate | None:
+    """For the streams of all tensor-parallel ranks, each of which asks for it at the same point; None where there is
+    one rank, or no stream."""
+    group = get_tp_group()
+    if group.world_size == 1 or device.type == "cpu":
+        return None
+    gate = RankGate.first() if group.rank_in_group == 0 else None
+    name = ["" if gate is None else gate.name]
+    torch.distributed.broadcast_object_list(name, src=group.ranks[0], group=group.cpu_group)
+    gate = gate or RankGate.further(*name)
+    torch.distributed.barrier(group=group.cpu_group)
+    gate.unlink()
+    return gate
 
 
 class StoredRows:
