@@ -14,6 +14,7 @@ _HOST_REGISTER_PORTABLE_AND_MAPPED: Final = 0x01 | 0x02
 _IPC_LAZY_ENABLE_PEER_ACCESS: Final = 0x01
 _WAIT_GREATER_OR_EQUAL: Final = 0x0
 _WRITE_AFTER_A_BARRIER: Final = 0x0
+_STREAM_NON_BLOCKING: Final = 0x1
 
 IPC_HANDLE_BYTES: Final = 64
 
@@ -65,6 +66,16 @@ def register_host_memory(address: int, num_bytes: int) -> int:
 
 def unregister_host_memory(address: int) -> None:
     _call("cuMemHostUnregister", address)
+
+
+def create_stream() -> int:
+    """One that no other part of this process has, as it may with those of torch's pool."""
+    (stream,) = _call("cuStreamCreate", _STREAM_NON_BLOCKING)
+    return int(stream)
+
+
+def destroy_stream(stream: int) -> None:
+    _call("cuStreamDestroy", stream)
 
 
 def stream_write(stream: int, address: int, value: int) -> None:

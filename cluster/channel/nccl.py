@@ -1,8 +1,9 @@
 """The device channel between two processes with a GPU each, of one host or of two: NCCL carries request and reply.
 
-Each side has its own buffers, so the end of the peer takes nothing away from under a stream. Both send and receive on
-the stream that computes, where NCCL's kernel is what waits: an abort of the group ends it, by a flag that it looks at.
-On a stream beside, which waits for an event of the one that computes, every kernel of the target's own took longer.
+Each side has its own buffers, so the end of the peer takes nothing away from under a stream. The target's main stream
+never waits in NCCL, where only an abort would end it: the transfers are on a side stream, behind an event, and set
+REPLY when they are through; the main stream waits for that word of host memory alone, which the CPU can set, too.
+The draft has nothing else to do, and receives and sends on its main stream.
 
 What the CPU knows goes beside, through shm on one host, and gloo between two. That peer's end is what tells of a loss.
 """
@@ -77,6 +78,9 @@ class NcclChannel(GpuChannel):
         self._group = group
         self.request_address = cuda_driver.allocate(address.max_bytes_from_offerer)
         self.reply_address = cuda_driver.allocate(address.max_bytes_from_opener)
+        self._stream = cuda_driver.create_stream()
+        self._side = torch.cuda.ExternalStream(self._stream)
+        self._written = torch.cuda.Event()
         # Page-locked, so the GPU has it under the same address.
         self._reply_word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._reply_view = self._reply_word.numpy().view(np.uint32)
@@ -123,14 +127,16 @@ class NcclChannel(GpuChannel):
         has_ended = self._group.close()
         self._beside.close()
         if has_ended:
+            cuda_driver.destroy_stream(self._stream)
             cuda_driver.free(self.request_address)
             cuda_driver.free(self.reply_address)
 
     def request(self, step: int, num_bytes: int, reply_bytes: int) -> None:
-        stream = current_stream()
-        self._group.send(self.request_address, num_bytes, stream)
-        self._group.receive(self.reply_address, reply_bytes, stream)
-        cuda_driver.stream_write(stream, self._reply_word.data_ptr(), step)
+        self._written.record()
+        self._side.wait_event(self._written)
+        self._group.send(self.request_address, num_bytes, self._stream)
+        self._group.receive(self.reply_address, reply_bytes, self._stream)
+        cuda_driver.stream_write(self._stream, self._reply_word.data_ptr(), step)
 
     def await_request(self, step: int, num_bytes: int) -> None:  # noqa: ARG002 - they come in order
         self._group.receive(self.request_address, num_bytes, current_stream())
@@ -141,14 +147,15 @@ class NcclChannel(GpuChannel):
         self._group.send(self.reply_address, num_bytes, stream)
 
     def await_reply(self, step: int) -> None:
-        """Nothing: the stream gets here when it has received."""
+        cuda_driver.stream_wait(current_stream(), self._reply_word.data_ptr(), step)
 
     @property
     def replied(self) -> int:
         return int(self._reply_view[0])
 
-    def release(self, step: int) -> None:  # noqa: ARG002 - what has been put on the stream all ends
-        self._group.abort()
+    def release(self, step: int) -> None:
+        self._reply_view[0] = step
+        self._group.abort()  # or the side stream would wait for ever, and whatever waits for the whole device with it
 
 
 def _joined(

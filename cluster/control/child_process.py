@@ -31,7 +31,8 @@ class ChildProcess:
     ) -> None:
         """Start `python -m module`, and don't wait for it. `environment` goes over this process's."""
         self._name = name
-        self._acknowledged, theirs = os.pipe()
+        ours, theirs = os.pipe()
+        self._acknowledgement = os.fdopen(ours, "rb", buffering=0)
         try:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", module],
@@ -48,28 +49,29 @@ class ChildProcess:
             self.popen.stdin.write(f"{line}\n".encode())
 
     def await_start(self) -> None:
-        """Wait until it has acknowledged.
+        """Wait until it has acknowledged; once.
 
         Raises:
-            UserError: it has ended instead, or is silent.
+            UserError: it has ended instead, stopped or by itself, or is silent.
         """
-        poll = select.poll()
-        poll.register(self._acknowledged)
-        if not poll.poll(1e3 * START_TIMEOUT_S):
-            why = f"it is not there after {START_TIMEOUT_S:.0f} s"
-        elif os.read(self._acknowledged, 1):
-            return
-        else:
-            why = f"it ended with exit code {self.popen.wait(START_TIMEOUT_S)}"
+        with self._acknowledgement as acknowledgement:
+            poll = select.poll()
+            poll.register(acknowledgement)
+            if not poll.poll(1e3 * START_TIMEOUT_S):
+                why = f"it is not there after {START_TIMEOUT_S:.0f} s"
+            elif acknowledgement.read(1):
+                return
+            else:
+                why = f"it ended with exit code {self.popen.wait(START_TIMEOUT_S)}"
         raise UserError(f"the {self._name}'s process", why, "look at what it wrote last")
 
     def stop(self, timeout_s: float) -> None:
-        """End its input, and wait for it to end; it is killed after `timeout_s`. A second call does nothing."""
+        """End its input, and wait for it to end; it is killed after `timeout_s`. A second call does nothing. Another
+        thread may be in `await_start`, and learns of it there."""
         assert self.popen.stdin is not None
         if self.popen.stdin.closed:
             return
         self.popen.stdin.close()
-        os.close(self._acknowledged)
         try:
             self.popen.wait(timeout_s)
         except subprocess.TimeoutExpired:

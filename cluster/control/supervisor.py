@@ -75,4 +75,5 @@ class SupervisedProcess:
             try:
                 self._child.await_start()
             except UserError as error:
-                print(f"{error}", file=sys.stderr, flush=True)
+                if not self._stopped.is_set():
+                    print(f"{error}", file=sys.stderr, flush=True)

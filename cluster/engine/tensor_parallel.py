@@ -18,9 +18,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import cloudpickle
+import torch
 from vllm.platforms import current_platform
 from vllm.utils.network_utils import get_file_store_init_method
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -137,11 +138,13 @@ class TensorParallelExecutor(UniProcExecutor):
             if self._on_failure is not None:
                 self._on_failure()
         begun_s = time.monotonic()
+        if current_platform.is_cuda():
+            # Whatever is called next, closing included, would wait for a kernel that does.
+            end_if_stuck(torch.cuda.synchronize, STUCK_AFTER_S)
         while (since_s := self._busy_since_s) is not None or not self._closed:
             time.sleep(_WATCH_INTERVAL_S)
             if since_s is not None and time.monotonic() > max(begun_s, since_s) + STUCK_AFTER_S:
-                log.error("what this process waits for on its device can't come any more: it ends, too")
-                os._exit(1)
+                _end_stuck()
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -227,6 +230,25 @@ class _Watched(Future[Any]):
     def result(self, timeout: float | None = None) -> Any:
         with self._working():
             return self._output.result(timeout)
+
+
+def end_if_stuck(wait: Callable[[], None], timeout_s: float) -> None:
+    """End this process, with exit code 1, if `wait` neither returns nor raises in time."""
+
+    def waiting() -> None:
+        with suppress(RuntimeError):
+            wait()
+
+    thread = threading.Thread(target=waiting, name="dspark-stuck", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        _end_stuck()
+
+
+def _end_stuck() -> NoReturn:
+    log.error("what this process waits for on its device can't come any more: it ends, too")
+    os._exit(1)
 
 
 def _end(others: Sequence[_OtherRank]) -> None:

@@ -56,9 +56,9 @@ class EagerTritonSettings(TritonSettings):
         return super().to_engine_args() | {"enforce_eager": True}
 
 
-def settings_of(pair: str, folder: Path, kind: type[EngineSettings] = SplitSettings) -> EngineSettings:
-    """As the tests of the split have them, beside other engines on the GPU."""
-    sizes: dict[str, Any] = {"kv_cache_bytes": 1 << 30, "gpu_memory_utilization": 0.02}
+def settings_of(pair: str, folder: Path, kind: type[EngineSettings] = SplitSettings, **options: Any) -> EngineSettings:
+    """As the tests of the split have them, beside other engines on the GPU. `options` are an EngineSettings'."""
+    sizes: dict[str, Any] = {"kv_cache_bytes": 1 << 30, "gpu_memory_utilization": 0.02} | options
     if pair in HYBRID_BLOCKS:
         sizes["num_gpu_blocks"] = HYBRID_BLOCKS[pair][1]
     small = pair_settings(pair, folder, **sizes)

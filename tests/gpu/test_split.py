@@ -21,6 +21,7 @@ if not torch.cuda.is_available():
 PAIR = "qwen3-dspark-agreeing"
 RUN = 2
 RUNNING = REQUESTS[RUN]
+LONGEST_WAIT_S = 0.2
 ON_THE_OTHER_GPU = {"CUDA_VISIBLE_DEVICES": "1,0"}  # both sides see both
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 on_each_way = pytest.mark.parametrize(
@@ -35,7 +36,7 @@ on_each_way = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
-    return settings_of(PAIR, tmp_path_factory.mktemp(PAIR))
+    return settings_of(PAIR, tmp_path_factory.mktemp(PAIR), compilation_mode=0)  # which takes most of a start
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,8 @@ def test_drafts_are_those_of_a_draft_in_the_targets_process(
 
 
 def run_and_kill(settings: EngineSettings, separate: Separate, connection: Connection) -> None:
-    """Sends each request's tokens, the longest wait for a next one from the kill on, in seconds, and why the draft is
-    lost."""
+    """Sends each request's tokens, the waits for a next one from the kill on, as (when it ended, how long it was), in
+    seconds, and why the draft is lost."""
     with separate.start(settings) as engine:
         engine.generate(REQUESTS[0])  # with so many requests that some steps draft nothing: what those need compiles
         tokens: list[list[int]] = [[] for _ in RUNNING]
@@ -66,15 +67,15 @@ def run_and_kill(settings: EngineSettings, separate: Separate, connection: Conne
             elif len(tokens[1]) > 10:
                 engine.draft_process.kill()
                 times.append(time.monotonic())
-        waits = [after - before for before, after in pairwise(times)]
-        connection.send((tokens, max(waits), speculator_of(engine).lost))
+        waits = [(after - times[0], after - before) for before, after in pairwise(times)]
+        connection.send((tokens, waits, speculator_of(engine).lost))
 
 
 @on_each_way
 def test_a_target_goes_on_within_200_ms_of_its_drafts_death(
     settings: EngineSettings, colocated: Any, separate: Separate
 ) -> None:
-    tokens, longest_wait, lost = apart(run_and_kill, settings, separate)
+    tokens, waits, lost = apart(run_and_kill, settings, separate)
     assert lost
-    assert longest_wait < 0.2
+    assert [wait for wait in waits if wait[1] >= LONGEST_WAIT_S] == []
     assert tokens == [list(completion.token_ids) for completion in colocated[RUN][0]]

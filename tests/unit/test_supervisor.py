@@ -3,7 +3,10 @@
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+
+import pytest
 
 from cluster.contract.codec import to_plain
 from cluster.contract.policy import Policy
@@ -39,6 +42,24 @@ def test_a_coordinator_that_is_killed_is_there_again_at_its_address(tmp_path: Pa
     supervised.stop(DEADLINE_S)
     assert last.returncode == 0
     assert supervised.popen is last
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_one_that_is_stopped_while_it_is_started_again_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = CoordinatorSettings(address=f"unix:{tmp_path / 'coordinator'}", policy=Policy())
+    supervised = SupervisedProcess("coordinator", "cluster.control.coordinator_process", to_plain(settings))
+    supervised.await_start()
+    first = supervised.popen
+    first.send_signal(signal.SIGKILL)
+    eventually(lambda: supervised.popen.pid != first.pid, deadline_s=DEADLINE_S)
+    supervised.stop(0)
+    assert supervised.popen.returncode is not None
+    eventually(lambda: not supervising(), deadline_s=DEADLINE_S)
+    assert "coordinator's process:" not in capfd.readouterr().err
+
+
+def supervising() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("dspark-supervise")]
 
 
 def test_a_process_ends_at_its_point() -> None:

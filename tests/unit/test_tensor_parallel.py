@@ -1,7 +1,9 @@
 """What of several tensor-parallel ranks needs no engine: their facts, and the arguments of a pair's two engines."""
 
 import re
+import time
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from cluster.contract.ranks import facts_of_all
 from cluster.control.settings import MemberSettings
 from cluster.engine.pair import draft_engine_args, target_engine_args
 from cluster.engine.settings import EXECUTOR, EngineSettings
+from cluster.engine.tensor_parallel import end_if_stuck
 from cluster.errors import UserError
 from cluster.models.draft import plan_speculation
 from cluster.models.folder import open_model
@@ -22,6 +25,7 @@ from tests.unit.test_contract_pairs import backend, group, side
 REMOTE = RemoteDraftSettings(
     member=MemberSettings(address="unix:nowhere", role="target", name="target", start_timeout_s=1.0)
 )
+DEADLINE_S = 60
 FACTS = side("target", group("all", "target", backend("FLASH_ATTN")), tensor_parallel_size=2)
 
 
@@ -61,3 +65,20 @@ def test_a_draft_that_reads_its_targets_kv_is_refused(tmp_path: Path) -> None:
         target_engine_args(settings, REMOTE)
     of_one = replace(settings, tensor_parallel_size=1)
     assert target_engine_args(of_one, REMOTE)["worker_cls"]
+
+
+def wait_for_what_ends_and_what_does_not() -> None:
+    end_if_stuck(lambda: None, DEADLINE_S)
+    end_if_stuck(fail, DEADLINE_S)
+    end_if_stuck(lambda: time.sleep(DEADLINE_S), 0.1)
+
+
+def fail() -> None:
+    raise RuntimeError("the device has failed")
+
+
+def test_a_process_that_waits_for_ever_ends() -> None:
+    process = get_context("spawn").Process(target=wait_for_what_ends_and_what_does_not)
+    process.start()
+    process.join(DEADLINE_S)
+    assert process.exitcode == 1

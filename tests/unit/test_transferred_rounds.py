@@ -1,5 +1,5 @@
 """Rounds between two sides with buffers of their own, as with NCCL, for which gloo stands here: only what a round has
-travels, in a thread that stands for the stream, and sets REPLY when it has come."""
+travels, on a side stream (a thread) that sets REPLY; the target's own stream waits for that word alone."""
 
 import threading
 import time
@@ -41,15 +41,15 @@ class Side(CpuDeviceChannel):
 
     def __init__(self, group: GlooGroup, notices: Notices) -> None:
         super().__init__(notices)
-        self.stream = ThreadPoolExecutor(1)
+        self.side_stream = ThreadPoolExecutor(1)
         self._group = group
         self._header = torch.zeros(2, dtype=torch.int64)
 
     def close(self) -> None:
-        self.stream.shutdown()
+        self.side_stream.shutdown()
 
     def request(self, step: int, num_bytes: int, reply_bytes: int) -> None:
-        self.exchange = self.stream.submit(self._exchange, step, num_bytes, reply_bytes)
+        self.exchange = self.side_stream.submit(self._exchange, step, num_bytes, reply_bytes)
 
     def await_request(self, step: int, num_bytes: int) -> None:  # noqa: ARG002
         self._receive(self.request_buffer[:num_bytes])
@@ -63,7 +63,7 @@ class Side(CpuDeviceChannel):
         self._group.break_connection()
 
     def synchronize(self) -> None:
-        self.stream.shutdown()
+        self.side_stream.shutdown()
 
     def _exchange(self, step: int, num_bytes: int, reply_bytes: int) -> None:
         self._group.send(self._header, self.request_buffer[:num_bytes])
@@ -84,7 +84,7 @@ def sides() -> Iterator[tuple[Side, Side]]:
         target = Side(rendezvous.accept(deadline_s), notices)
         draft = Side(other.result(), notices)
     yield target, draft
-    draft.stream.shutdown()
+    draft.side_stream.shutdown()
 
 
 def test_what_a_round_has_is_enough(sides: tuple[Side, Side]) -> None:
