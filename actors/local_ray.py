@@ -8,6 +8,7 @@ this one end.
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -34,6 +35,10 @@ _START_TIMEOUT_S: Final = 120.0
 
 AGENT_PATIENCE: Final = ("RAY_agent_register_timeout_ms", "120000")
 """Of the environment: a node ends whose agents aren't there by then. Ray's own 15 s are too few on a busy machine."""
+
+_PORTS_TRIED: Final = 3
+
+_REASON_CHARACTERS: Final = 300
 
 _STOP_TIMEOUT_S: Final = 45.0
 """It takes 4 s. A Ray that still has actors waits 30 s for them."""
@@ -121,11 +126,23 @@ def start_local_ray() -> LocalRay:
     Raises:
         UserError: it ends, or doesn't come up; with what it wrote last.
     """
+    for _ in range(_PORTS_TRIED):
+        with contextlib.suppress(_PortTaken):
+            return _start(_free_port())
+    raise UserError(
+        "Ray on this machine", f"others took {_PORTS_TRIED} ports before it could listen there", "start it again"
+    )
+
+
+class _PortTaken(Exception):  # noqa: N818 - it names what happened
+    """By another process, after it was found to be free: Ray listens some seconds later."""
+
+
+def _start(port: int) -> LocalRay:
     folder = Path(tempfile.mkdtemp(prefix="dspark-ray-", dir="/tmp"))  # short: sockets lie in it
     token = folder / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
-    port = _free_port()
     log = folder / "ray.log"
     environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)} | dict([AGENT_PATIENCE])
     with log.open("wb") as output:
@@ -143,13 +160,23 @@ def start_local_ray() -> LocalRay:
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps(asdict(local)), encoding="utf-8")
     deadline_s = time.monotonic() + _START_TIMEOUT_S
-    while b"--block" not in (written := log.read_bytes()):  # the title of what it says once all is there
+    while "--block" not in (written := log.read_text(encoding="utf-8", errors="replace")):  # once all is there
         if process.poll() is not None or time.monotonic() > deadline_s:
             local.stop()
-            why = (written.decode(errors="replace").splitlines() or ["it says nothing"])[-1].strip()
-            raise UserError("Ray on this machine", f"it did not start ({why})", "mend that, or join one by --address")
+            if f"The specified port is {port}." in written:
+                raise _PortTaken
+            raise UserError(
+                "Ray on this machine", f"it did not start ({_reason(written)})", "mend that, or join one by --address"
+            )
         time.sleep(0.05)
     return local
+
+
+def _reason(written: str) -> str:
+    """The last line of Ray's that names an error, or else the last one."""
+    lines = [line.strip() for line in written.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search("error|failed", line, re.IGNORECASE)]
+    return (errors or lines or ["it says nothing"])[-1][:_REASON_CHARACTERS]
 
 
 def _record() -> Path:

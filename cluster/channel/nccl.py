@@ -1,9 +1,9 @@
 """The device channel between two processes with a GPU each, of one host or of two: NCCL carries request and reply.
 
 Each side has its own buffers, so the end of the peer takes nothing away from under a stream. The target's main stream
-never waits in NCCL, where only an abort would end it: the transfers are on a side stream, behind an event, and set
-REPLY when they are through; the main stream waits for that word of host memory alone, which the CPU can set, too.
-The draft has nothing else to do, and receives and sends on its main stream.
+never waits in NCCL, where only an abort would end it, which takes 0.2 s: the transfers are on a side stream, behind an
+event, and set REPLY when they are through; the main stream waits for that word of host memory alone, which the CPU can
+set, too. The draft has nothing else to do, and receives and sends on its main stream.
 
 What the CPU knows goes beside, through shm on one host, and gloo between two. That peer's end is what tells of a loss.
 """

@@ -1,6 +1,7 @@
 """The Ray that a command starts where there is none, and that ends with the cluster."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from actors import local_ray
 from actors.local_ray import find_local_ray, start_local_ray
 from tests.checkpoints import make_pair
 
@@ -53,6 +55,18 @@ def test_down_stops_it_whole(tmp_path: Path) -> None:
     assert not Path(local.folder).exists()
     assert not list(tmp_path.iterdir())
     assert find_local_ray() is None
+
+
+def test_a_port_that_another_process_takes_meanwhile_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_port = local_ray._free_port
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        found = iter([taken])
+        monkeypatch.setattr(local_ray, "_free_port", lambda: next(found, None) or free_port())
+        local = start_local_ray()
+    assert local.address != f"127.0.0.1:{taken}"
+    assert find_local_ray() == local
+    local.stop()
 
 
 def test_a_cluster_that_does_not_start_leaves_nothing(tmp_path: Path) -> None:
