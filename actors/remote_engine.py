@@ -77,7 +77,7 @@ class RemoteEngine:
                 async for delta in deltas:
                     yield delta
         except EngineDeadError:
-            if link is self._link and link.closed:
+            if link is self._link:  # or it is of an earlier process
                 self._lose()
             raise
 
@@ -117,12 +117,12 @@ class RemoteEngine:
         return 0 if self._link is None else self._link.messages
 
     def _follow(self, health: ReplicaHealth) -> None:
-        if health.dead and not self._lost:
+        if health.dead:
             # The actor lives on with an engine that doesn't: Ray starts both again.
             logs.event("replica's engine died", host=health.host)
             self._lose()
             ray.kill(self._replica, no_restart=False)
-        elif health.ready and not health.dead and self._lost:
+        elif health.ready and self._lost:
             logs.event("replica is back", host=health.host)
             self._lost = False
 

@@ -25,6 +25,9 @@ class ScriptedReplica(TargetReplica):
     async def go(self) -> None:
         self._engine.go()  # type: ignore[union-attr]
 
+    async def die(self) -> None:
+        self._engine.die()  # type: ignore[union-attr]
+
     async def process(self) -> int:
         return os.getpid()
 

@@ -87,14 +87,17 @@ def test_there_is_no_cluster_to_ask(command: str) -> None:
     )
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_batch_brings_its_own_cluster_and_leaves_nothing(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, ranks: int
 ) -> None:
     folder = tmp_path_factory.mktemp("batch")
     pair = make_pair("qwen3-dspark-agreeing", folder)
+    sizes = {"max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 64, "num_gpu_blocks": 16}
     config = {
         "model": {"target": str(pair.target), "draft": str(pair.draft)},
-        "engine": {"max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 64, "num_gpu_blocks": 16},
+        "engine": sizes | {"tensor_parallel_size": ranks},
+        "pools": {"target": {"num_gpus": 0}},
         "gateway": {"port": 0},
     }
     (folder / "cluster.yaml").write_text(yaml.safe_dump(config))
