@@ -139,6 +139,7 @@ class _PortTaken(Exception):  # noqa: N818 - it names what happened
 
 
 def _start(port: int) -> LocalRay:
+    """As `start_local_ray`, on this port. Raises _PortTaken, too."""
     folder = Path(tempfile.mkdtemp(prefix="dspark-ray-", dir="/tmp"))  # short: sockets lie in it
     token = folder / "token"
     token.touch(mode=0o600)

@@ -1,7 +1,7 @@
 """Where the streams of an engine's further tensor-parallel ranks wait until the first one's has its drafts.
 
 They wait for a word of host memory. The collective operation that comes next would do as well, but waits in a kernel,
-and a draft may be on that rank's GPU: kernels of two processes take turns there, so it would draft half of the time.
+and the draft may be on that rank's GPU, where kernels of two processes take turns.
 """
 
 from cluster.channel import cuda_driver
