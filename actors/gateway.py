@@ -76,7 +76,7 @@ class Gateway:
         engines = self._engines = {
             name: RemoteEngine(handle, model) for name, (handle, model) in self._replicas.items()
         }
-        self._router = Router(engines, max_moves=self._settings.max_moves)
+        self._router = Router(engines, max_moves=self._settings.max_moves, return_s=self._settings.return_s)
         self._server = GenerationServer(self._router, self._settings, replica=GATEWAY)
         # A page is asked for in the thread of its server, the replicas in this loop.
         loop = asyncio.get_running_loop()

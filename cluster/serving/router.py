@@ -1,7 +1,7 @@
 """Several replicas of one model as one engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,11 +11,8 @@ from cluster.serving.engine import EngineDeadError, EngineDelta, GenerationEngin
 from cluster.serving.errors import unavailable
 from cluster.serving.model import ServedModel
 from cluster.serving.moving import Progress
-from cluster.serving.settings import DEFAULT_MAX_MOVES
+from cluster.serving.settings import DEFAULT_MAX_MOVES, DEFAULT_RETURN_S
 from cluster.serving.types import FinishReason, Request
-
-DEFAULT_RETURN_S: Final = 5.0
-"""For a replica to be there again, where a request that ran has no other: its process may just have stood still."""
 
 _POLL_S: Final = 0.02
 
@@ -61,11 +58,12 @@ class Router:
         max_moves: int = DEFAULT_MAX_MOVES,
         return_s: float = DEFAULT_RETURN_S,
     ) -> None:
-        """`replicas` by name, one at least; all serve the same model."""
+        """`replicas` by name, one at least; all serve the same model. The rest is as in ListenSettings."""
         self._replicas = {name: _Replica(name=name, engine=engine) for name, engine in replicas.items()}
         self._max_moves = max_moves
         self._return_s = return_s
         self._aborted: set[str] = set()
+        self._waiting: set[str] = set()
         self._moves = 0
 
     @property
@@ -118,8 +116,12 @@ class Router:
         left: list[str] = []
         try:
             while True:
-                replica = await self._next(left) if left else self._choose()
-                self._moves += bool(left)
+                if left:
+                    await self._await_replica(request_id)
+                    if request_id in self._aborted:
+                        return
+                    self._moves += 1
+                replica = self._choose(left)
                 stream = _Stream(request_id=request_id, choices=request.sampling.n or 1)
                 async with aclosing(self._run(replica, stream, progress)) as deltas:
                     async for delta in deltas:
@@ -134,7 +136,7 @@ class Router:
     async def abort(self, request_ids: Iterable[str]) -> None:
         ids = list(request_ids)
         running = {stream.request_id for replica in self._replicas.values() for stream in replica.streams}
-        self._aborted |= running.intersection(ids)
+        self._aborted |= (running | self._waiting).intersection(ids)
         await asyncio.gather(*(self._abort(replica, ids) for replica in self._replicas.values()))
 
     async def drain(self, name: str, grace_s: float) -> Drained:
@@ -195,12 +197,15 @@ class Router:
             except EngineDeadError:
                 return  # and so they have ended
 
-    async def _next(self, left: Sequence[str]) -> _Replica:
-        """For a request that has run. Raises EngineDeadError where there is none, and none comes back in time."""
+    async def _await_replica(self, request_id: str) -> None:
+        """For a request that has run: until there is one, or it is aborted, or it has waited long enough."""
         deadline_s = asyncio.get_running_loop().time() + self._return_s
-        while self.dead and asyncio.get_running_loop().time() < deadline_s:
-            await asyncio.sleep(_POLL_S)
-        return self._choose(left)
+        self._waiting.add(request_id)
+        try:
+            while self.dead and request_id not in self._aborted and asyncio.get_running_loop().time() < deadline_s:
+                await asyncio.sleep(_POLL_S)
+        finally:
+            self._waiting.discard(request_id)
 
     def _choose(self, avoided: Iterable[str] = ()) -> _Replica:
         living = self._living()

@@ -14,6 +14,9 @@ DEFAULT_PORT: Final = 50051
 DEFAULT_MAX_MOVES: Final = 3
 """A request that ends every replica it comes to mustn't come to all of them."""
 
+DEFAULT_RETURN_S: Final = 5.0
+"""A replica's process may just have stood still. One that is started again takes longer to load."""
+
 DRAIN_GRACE_S: Final = 30.0
 """A pod has 30 s between the signal to stop and its end, by Kubernetes' default."""
 
@@ -39,6 +42,8 @@ class ListenSettings:
     drain_grace_s: float = DRAIN_GRACE_S
     max_moves: int = DEFAULT_MAX_MOVES
     """Of one request, from replicas that are lost or drained."""
+    return_s: float = DEFAULT_RETURN_S
+    """How long a request that has run waits for a replica, where there is none."""
     limits: Limits = field(default_factory=Limits)
 
     @property

@@ -149,6 +149,19 @@ async def test_the_only_replica_is_not_waited_for_without_end() -> None:
 
 
 @in_a_loop
+async def test_a_request_that_waits_for_its_replica_can_be_aborted() -> None:
+    replica = Successor(dies_after=4)
+    router = Router({"target-0": replica})
+    running = asyncio.create_task(run(router, name="mine"))
+    while not router.dead:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
+    await router.abort(["mine"])
+    assert tokens_of(await running) == [103, 104, 105, 106]
+    assert router.moves == 0
+
+
+@in_a_loop
 async def test_a_request_is_moved_so_often_and_no_more() -> None:
     router = Router({f"target-{i}": Successor(dies_after=1) for i in range(5)}, max_moves=2)
     with pytest.raises(RequestError, match="moved 2 times"):
