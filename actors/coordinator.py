@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -15,6 +14,7 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _in
 
 from actors.again import was_restarted
 from actors.names import kv_namespace
+from actors.ports import free_port
 from cluster.contract.contract import KVContract
 from cluster.contract.policy import Policy
 from cluster.control.service import serving
@@ -50,7 +50,7 @@ class Coordinator:
         self._policy = policy
         self._host = host
         self._kept = _read() if was_restarted() else []
-        self._kept = self._kept or [{"port": _free_port(host), **asdict(NEW)} for _ in range(pairs)]
+        self._kept = self._kept or [{"port": free_port(host), **asdict(NEW)} for _ in range(pairs)]
         self._machines: list[StateMachine] = []
         self._serving = AsyncExitStack()
         self._loop = asyncio.new_event_loop()
@@ -115,10 +115,3 @@ def _read() -> list[dict[str, Any]]:
 
 def _write(kept: list[dict[str, Any]]) -> None:
     _internal_kv_put(_KEPT_AS, json.dumps(kept).encode(), overwrite=True, namespace=kv_namespace())
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as listener:
-        listener.bind((host, 0))
-        port: int = listener.getsockname()[1]
-        return port

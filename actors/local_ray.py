@@ -12,7 +12,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Final
 
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
+from actors.ports import free_port
 from cluster.cache import cache_dir
 from cluster.channel.process import ProcessIdentity
 from cluster.channel.segment import remove_orphans
@@ -128,7 +128,7 @@ def start_local_ray() -> LocalRay:
     """
     for _ in range(_PORTS_TRIED):
         with contextlib.suppress(_PortTaken):
-            return _start(_free_port())
+            return _start(free_port(_HOST))
     raise UserError(
         "Ray on this machine", f"others took {_PORTS_TRIED} ports before it could listen there", "start it again"
     )
@@ -148,7 +148,7 @@ def _start(port: int) -> LocalRay:
     environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)} | dict([AGENT_PATIENCE])
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*_RAY_START, f"--port={port}", f"--ray-client-server-port={_free_port()}", f"--temp-dir={folder}"],
+            [*_RAY_START, f"--port={port}", f"--ray-client-server-port={free_port(_HOST)}", f"--temp-dir={folder}"],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -161,7 +161,8 @@ def _start(port: int) -> LocalRay:
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(json.dumps(asdict(local)), encoding="utf-8")
     deadline_s = time.monotonic() + _START_TIMEOUT_S
-    while "--block" not in (written := log.read_text(encoding="utf-8", errors="replace")):  # once all is there
+    # The title of what it says once all is there.
+    while "--block" not in (written := log.read_text(encoding="utf-8", errors="replace")):
         if process.poll() is not None or time.monotonic() > deadline_s:
             local.stop()
             if f"The specified port is {port}." in written:
@@ -182,13 +183,6 @@ def _reason(written: str) -> str:
 
 def _record() -> Path:
     return cache_dir() / "local-ray.json"
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((_HOST, 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _session(leader: int) -> list[int]:

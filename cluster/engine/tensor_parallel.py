@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import cloudpickle
 import torch
@@ -29,6 +29,7 @@ from vllm.v1.serial_utils import run_method
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from cluster.contract.errors import ContractViolation
+from cluster.engine.stuck import end_if_stuck, end_stuck
 from cluster.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ class TensorParallelExecutor(UniProcExecutor):
         while (since_s := self._busy_since_s) is not None or not self._closed:
             time.sleep(_WATCH_INTERVAL_S)
             if since_s is not None and time.monotonic() > max(begun_s, since_s) + STUCK_AFTER_S:
-                _end_stuck()
+                end_stuck()
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -230,25 +231,6 @@ class _Watched(Future[Any]):
     def result(self, timeout: float | None = None) -> Any:
         with self._working():
             return self._output.result(timeout)
-
-
-def end_if_stuck(wait: Callable[[], None], timeout_s: float) -> None:
-    """End this process, with exit code 1, if `wait` neither returns nor raises in time."""
-
-    def waiting() -> None:
-        with suppress(RuntimeError):
-            wait()
-
-    thread = threading.Thread(target=waiting, name="dspark-stuck", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if thread.is_alive():
-        _end_stuck()
-
-
-def _end_stuck() -> NoReturn:
-    log.error("what this process waits for on its device can't come any more: it ends, too")
-    os._exit(1)
 
 
 def _end(others: Sequence[_OtherRank]) -> None:

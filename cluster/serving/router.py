@@ -63,7 +63,7 @@ class Router:
         self._max_moves = max_moves
         self._return_s = return_s
         self._aborted: set[str] = set()
-        self._waiting: set[str] = set()
+        self._requests: set[str] = set()
         self._moves = 0
 
     @property
@@ -114,6 +114,7 @@ class Router:
         can't go on elsewhere exactly as it would have; what was sent stands."""
         progress = Progress(request, prompt_token_ids, max_tokens)
         left: list[str] = []
+        self._requests.add(request_id)
         try:
             while True:
                 if left:
@@ -131,12 +132,12 @@ class Router:
                 left.append(replica.name)
                 self._check_move(request_id, progress, replica, moves=len(left))
         finally:
+            self._requests.discard(request_id)
             self._aborted.discard(request_id)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         ids = list(request_ids)
-        running = {stream.request_id for replica in self._replicas.values() for stream in replica.streams}
-        self._aborted |= (running | self._waiting).intersection(ids)
+        self._aborted |= self._requests.intersection(ids)
         await asyncio.gather(*(self._abort(replica, ids) for replica in self._replicas.values()))
 
     async def drain(self, name: str, grace_s: float) -> Drained:
@@ -200,14 +201,10 @@ class Router:
     async def _await_replica(self, request_id: str) -> None:
         """For a request that has run: until there is one, or it is aborted, or it has waited long enough."""
         deadline_s = asyncio.get_running_loop().time() + self._return_s
-        self._waiting.add(request_id)
-        try:
-            while self.dead and request_id not in self._aborted and asyncio.get_running_loop().time() < deadline_s:
-                await asyncio.sleep(_POLL_S)
-        finally:
-            self._waiting.discard(request_id)
+        while self.dead and request_id not in self._aborted and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(_POLL_S)
 
-    def _choose(self, avoided: Iterable[str] = ()) -> _Replica:
+    def _choose(self, avoided: Iterable[str]) -> _Replica:
         living = self._living()
         if not living:
             raise EngineDeadError("no replica is in service")

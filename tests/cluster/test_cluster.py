@@ -7,7 +7,6 @@ The tests stand in the order of the cluster's life: up, requests, an actor's dea
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -24,6 +23,7 @@ import yaml
 from ray.cluster_utils import Cluster
 
 from actors.bench_faults.processes import family
+from actors.ports import free_port
 from cluster.channel.process import ProcessIdentity
 from cluster.channel.segment import segments_of
 from cluster.client import Client, Request, Sampling, Stopping, TokenPrompt
@@ -58,12 +58,6 @@ def run(*words: object, deadline_s: float = SHORT_DEADLINE_S) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cluster")
@@ -79,7 +73,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "draft": {"labels": {"pool": "draft"}, "num_cpus": 0.5},
         },
         "channel": {"stall_limit_s": None},  # a machine that does other things holds up a draft for longer
-        "gateway": {"port": 0, "metrics_port": free_port()},
+        "gateway": {"port": 0, "metrics_port": free_port("127.0.0.1")},
         "ray": {"namespace": NAMESPACE},
     }
     file.write_text(yaml.safe_dump(plain))

@@ -5,7 +5,6 @@ The last test kills them.
 
 import os
 import signal
-import socket
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from actors.gateway import GATEWAY_ACTOR, GatewayHealth
+from actors.ports import free_port
 from actors.target import ReplicaHealth
 from cluster.client import Client, GenerationError, Sampling
 from cluster.serving.settings import ServerSettings
@@ -48,9 +48,7 @@ class Served:
 def served(two_nodes: Cluster) -> Iterator[Served]:  # noqa: ARG001 - a session that this module's actors live in
     replicas = {name: SCRIPTED_ACTOR.remote(CONFIG, None) for name in NAMES}
     started = {name: (replica, ray.get(replica.start.remote())) for name, replica in replicas.items()}
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        metrics_port = listener.getsockname()[1]
+    metrics_port = free_port("127.0.0.1")
     gateway = GATEWAY_ACTOR.remote(ServerSettings(port=0, metrics_port=metrics_port), started)
     address = ray.get(gateway.start.remote())
     yield Served(gateway=gateway, replicas=replicas, address=address, metrics_port=metrics_port)

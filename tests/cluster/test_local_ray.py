@@ -11,6 +11,7 @@ import yaml
 
 from actors import local_ray
 from actors.local_ray import find_local_ray, start_local_ray
+from actors.ports import free_port
 from tests.checkpoints import make_pair
 
 DEADLINE_S = 400
@@ -58,11 +59,10 @@ def test_down_stops_it_whole(tmp_path: Path) -> None:
 
 
 def test_a_port_that_another_process_takes_meanwhile_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    free_port = local_ray._free_port
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         found = iter([taken])
-        monkeypatch.setattr(local_ray, "_free_port", lambda: next(found, None) or free_port())
+        monkeypatch.setattr(local_ray, "free_port", lambda host: next(found, None) or free_port(host))
         local = start_local_ray()
     assert local.address != f"127.0.0.1:{taken}"
     assert find_local_ray() == local

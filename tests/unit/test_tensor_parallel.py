@@ -14,7 +14,7 @@ from cluster.contract.ranks import facts_of_all
 from cluster.control.settings import MemberSettings
 from cluster.engine.pair import draft_engine_args, target_engine_args
 from cluster.engine.settings import EXECUTOR, EngineSettings
-from cluster.engine.tensor_parallel import end_if_stuck
+from cluster.engine.stuck import end_if_stuck
 from cluster.errors import UserError
 from cluster.models.draft import plan_speculation
 from cluster.models.folder import open_model
