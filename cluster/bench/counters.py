@@ -15,6 +15,11 @@ _COUNTERS: Final = {
     "vllm:num_preemptions_total": "preemptions",
     "vllm:prefix_cache_hits_total": "prefix_cache_hits",
 }
+_OF_ROUNDS: Final = {
+    "dspark_rounds_total": "rounds",
+    "dspark_draft_lost": "draft_lost",
+    "dspark_draft_losses_total": "draft_losses",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +30,13 @@ class EngineCounters:
     values: Mapping[str, float]
 
     def since(self, before: "EngineCounters") -> "EngineCounters":
-        """What came after `before`; a gauge, like whether the draft is lost, is as it is now. Nothing where another
-        number of replicas has answered: their sums can't be told apart."""
+        """What came after `before`; a draft that was lost by then, and not back, is among its losses. Nothing where
+        another number of replicas has answered: their sums can't be told apart."""
         if self.replicas != before.replicas:
             return EngineCounters(replicas=self.replicas, values={})
-        gained = {
-            name: value if name == "draft_lost" else value - before.values.get(name, 0.0)
-            for name, value in self.values.items()
-        }
+        gained = {name: value - before.values.get(name, 0.0) for name, value in self.values.items()}
+        if "draft_losses" in gained:
+            gained["draft_losses"] += before.values["draft_lost"]
         return EngineCounters(replicas=self.replicas, values=gained)
 
 
@@ -76,19 +80,15 @@ def step_figures(counted: EngineCounters, duration_s: float) -> dict[str, float]
         if wait_ms := parts["transfer"] + parts["draft"]:
             figures["step_wait_ms"] = wait_ms
         figures |= {name: counted.values[name] / steps for name in ("bytes_to_draft", "bytes_to_target")}
-        figures["draft_lost"] = counted.values["draft_lost"]
+        figures["draft_losses"] = counted.values["draft_losses"]
     return figures | {name: counted.values[name] for name in _COUNTERS.values() if name in counted.values}
 
 
 def _name(sample: str, labels: Mapping[str, str]) -> str | None:
     if sample == _STEPS:
         return "steps"
-    if sample == "dspark_rounds_total":
-        return "rounds"
     if sample == "dspark_round_seconds_total":
         return labels["part"]
     if sample == "dspark_channel_bytes_total":
         return f"bytes_{labels['direction']}"
-    if sample == "dspark_draft_lost":
-        return "draft_lost"
-    return _COUNTERS.get(sample)
+    return _COUNTERS.get(sample) or _OF_ROUNDS.get(sample)

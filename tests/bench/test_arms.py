@@ -42,13 +42,14 @@ def sweep(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     plain = {
         "model": {"target": str(pair.target), "draft": str(pair.draft)},
         "engine": {"max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 64, "num_gpu_blocks": 64},
+        # How busy the machine of the tests is shall not matter: here, and in the command's last flags.
+        "channel": {"stall_limit_s": None, "rest_slow_drafts": False},
         "ray": {"address": ray_address, "namespace": "tests-of-bench"},
     }
     (folder / "cluster.yaml").write_text(yaml.safe_dump(plain))
     output = folder / "out"
     command = [sys.executable, "-m", "actors.cli", "bench", str(folder / "cluster.yaml"), "--output", str(output)]
     command += [*LOADS, "--num-prompts", "3", "--num-warmups", "1", "--max-tokens", "12", "--input-tokens", "16"]
-    # How busy the machine of the tests is shall not matter.
     command += ["--no-chat", "--ignore-eos", "--max-lag", "1000", "--max-spread", "1000"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         deadline_s = time.monotonic() + DEADLINE_S

@@ -68,8 +68,8 @@ def _why_not(result: LoadResult, figures: Mapping[str, float], max_lag_share: fl
     if errors:
         said, _ = errors.most_common(1)[0]
         return f"{errors.total()} of {len(result.records)} requests failed ({said})"
-    if figures.get("draft_lost"):
-        return "a draft was lost, and its target went on alone"
+    if figures.get("draft_losses"):
+        return "a draft was lost, and its target went on alone for a while"
     return bottleneck(result.overhead, median_itl_s(result), max_lag_share) or ""
 
 

@@ -129,12 +129,15 @@ dspark_round_seconds_total{part="draft"} 2
 dspark_channel_bytes_total{direction="to_draft"} 1000
 dspark_channel_bytes_total{direction="to_target"} 0
 # TYPE dspark_draft_lost gauge
-dspark_draft_lost 0
+dspark_draft_lost LOST
+# TYPE dspark_draft_losses counter
+dspark_draft_losses_total LOSSES
 """
 
 
-def page(steps: int, rounds: int, transfer: float) -> str:
-    return PAGE.replace("STEPS", str(steps)).replace("ROUNDS", str(rounds)).replace("TRANSFER", str(transfer))
+def page(steps: int, rounds: int, transfer: float, *, lost: bool = False, losses: int = 0) -> str:
+    page = PAGE.replace("STEPS", str(steps)).replace("ROUNDS", str(rounds)).replace("TRANSFER", str(transfer))
+    return page.replace("LOST", str(int(lost))).replace("LOSSES", str(losses))
 
 
 def test_a_step_is_its_parts() -> None:
@@ -147,6 +150,21 @@ def test_a_step_is_its_parts() -> None:
     assert figures["step_wait_ms"] == pytest.approx(25)
     assert figures["step_target_ms"] == pytest.approx(75)
     assert figures["bytes_to_draft"] == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "losses"),
+    [
+        (page(10, 10, 0.0, losses=2), page(30, 30, 0.0, losses=2), 0),
+        (page(10, 10, 0.0), page(30, 20, 0.0, lost=True, losses=1), 1),
+        (page(10, 10, 0.0), page(30, 20, 0.0, losses=1), 1),  # it is back
+        (page(10, 10, 0.0, lost=True, losses=1), page(30, 10, 0.0, lost=True, losses=1), 1),
+        (page(10, 10, 0.0, lost=True, losses=1), page(30, 20, 0.0, losses=1), 1),
+    ],
+)
+def test_a_draft_that_was_away_is_a_loss(before: str, after: str, losses: int) -> None:
+    counted = read_counters({"target-0": after}).since(read_counters({"target-0": before}))
+    assert step_figures(counted, duration_s=1.0)["draft_losses"] == losses
 
 
 def test_replicas_work_at_the_same_time() -> None:
