@@ -1,6 +1,7 @@
-# Needs python3 (3.11 to 3.13) and make; everything else goes into .venv. PROFILE=gpu installs vLLM's CUDA build.
+# Needs python3 (3.11 to 3.13) and make; everything else goes into .venv. `make PROFILE=gpu install` installs vLLM's CUDA
+# build, which later commands then keep.
 PYTHON ?= python3
-PROFILE ?= cpu
+PROFILE ?=
 BIN := .venv/bin
 # Processes that run tests side by side. Most tests keep one core busy.
 WORKERS ?= 2

@@ -2,6 +2,9 @@
 
     python3 requirements/install.py [cpu|gpu]
 
+Without a profile it is the one that is installed, and cpu the first time. Another one than that, or another Python,
+makes `.venv` anew: vLLM's two builds are two distributions of the same modules.
+
 It starts before anything is installed, under whatever `python3` is, so its syntax is that of Python 3.6: a Python
 that is too old must still get as far as saying so.
 """
@@ -13,6 +16,7 @@ import sys
 from pathlib import Path
 
 OLDEST, NEWEST = (3, 11), (3, 13)
+PROFILES = "cpu", "gpu"
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
@@ -25,22 +29,27 @@ CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def main(arguments):
-    profile = arguments[0] if arguments else "cpu"
-    if len(arguments) > 1 or profile not in ("cpu", "gpu"):
+    installed = STAMP.read_text().strip() if STAMP.exists() else ""
+    profile = arguments[0] if arguments else installed_profile(installed)
+    if len(arguments) > 1 or profile not in PROFILES:
         fail(f"arguments {' '.join(arguments)}", "the profiles are cpu and gpu", "name one of them")
     check_python()
     lock = ROOT / "requirements" / f"{profile}.txt"
-    fingerprint = f"{digest([lock, ROOT / 'pyproject.toml'])} {VERSION}"
-    installed = STAMP.read_text().strip() if STAMP.exists() else ""
+    fingerprint = f"{digest([lock, ROOT / 'pyproject.toml'])} {profile} {VERSION}"
     if installed == fingerprint:
         return
-    if not PYTHON.exists() or not installed.endswith(f" {VERSION}"):
-        say(f"making {VENV.name} with Python {VERSION}")
+    if not PYTHON.exists() or not installed.endswith(f" {profile} {VERSION}"):
+        say(f"making {VENV.name} for the profile {profile} with Python {VERSION}")
         run([sys.executable, "-m", "venv", "--clear", VENV], "the virtual environment can't be made")
     install(lock)
     run([*pip_install(), "--no-build-isolation", "--editable", ROOT], "dspark-cluster can't be installed")
     STAMP.write_text(fingerprint)
     say("done")
+
+
+def installed_profile(stamp):
+    words = stamp.split()
+    return words[1] if len(words) == 3 else PROFILES[0]
 
 
 def check_python():

@@ -56,14 +56,47 @@ def test_no_python_at_all() -> None:
     assert "there is no python9" in one_line(run("make", "install", "PYTHON=python9"))
 
 
-def test_an_index_that_cannot_be_reached(tmp_path: Path) -> None:
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Whose locks name a package that isn't there."""
     (tmp_path / "requirements").mkdir()
     (tmp_path / "requirements" / "install.py").write_text(SCRIPT.read_text())
-    (tmp_path / "requirements" / "cpu.txt").write_text("no-such-package-for-dspark==1.0\n")
+    for profile in ("cpu", "gpu"):
+        (tmp_path / "requirements" / f"{profile}.txt").write_text("no-such-package-for-dspark==1.0\n")
     (tmp_path / "pyproject.toml").write_text("")
+    return tmp_path
+
+
+def install_from_nowhere(checkout: Path, *profile: str) -> subprocess.CompletedProcess[str]:
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": os.devnull}
-    result = run(sys.executable, tmp_path / "requirements" / "install.py", **nowhere)
-    line = one_line(result)
+    return run(sys.executable, checkout / "requirements" / "install.py", *profile, **nowhere)
+
+
+def test_an_index_that_cannot_be_reached(checkout: Path) -> None:
+    line = one_line(install_from_nowhere(checkout))
     assert "requirements/cpu.txt: pip says: No matching distribution found" in line
     assert "check the network" in line
-    assert not (tmp_path / ".venv" / "installed").exists()
+    assert not (checkout / ".venv" / "installed").exists()
+
+
+def installed(checkout: Path, profile: str) -> Path:
+    """An environment of that profile, with an older lock; returns a file in it."""
+    subprocess.run([sys.executable, "-m", "venv", checkout / ".venv"], check=True)
+    (checkout / ".venv" / "installed").write_text(f"0123 {profile} {sys.version.split()[0]}")
+    (checkout / ".venv" / "kept").touch()
+    return checkout / ".venv" / "kept"
+
+
+def test_another_profile_makes_the_environment_anew(checkout: Path) -> None:
+    """vLLM's builds for CPU and GPU would lie in it side by side, and it would pass for either."""
+    kept = installed(checkout, "cpu")
+    result = install_from_nowhere(checkout, "gpu")
+    assert "making .venv for the profile gpu" in result.stderr
+    assert not kept.exists()
+
+
+def test_without_a_profile_it_stays_what_it_is(checkout: Path) -> None:
+    kept = installed(checkout, "gpu")
+    line = one_line(install_from_nowhere(checkout))
+    assert "requirements/gpu.txt: " in line
+    assert kept.exists()
