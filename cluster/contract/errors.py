@@ -118,10 +118,15 @@ def _contract_violation(field: str, old: str, new: str, reason: str, writer: Wri
 
 
 def as_text(value: object) -> str:
-    """A config value as a person would write it: an enum by its name, a string bare, the rest by repr."""
+    """A config value as a person would write it: an enum by its name, a string bare, the rest by repr.
+
+    The same in every process, so that it can be compared: an object whose repr is its address has its class's name.
+    """
     if isinstance(value, Enum):
         return value.name
-    return value if isinstance(value, str) else repr(value)
+    if isinstance(value, str):
+        return value
+    return type(value).__name__ if type(value).__repr__ is object.__repr__ else repr(value)
 
 
 def join_path(parent: str, child: str) -> str:

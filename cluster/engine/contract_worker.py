@@ -125,7 +125,11 @@ class ContractWorker(Worker):
             self._seal.enter(Phase.SHUTDOWN)
         if self._member is not None:
             self._member.close()
-        super().shutdown()
+        try:
+            super().shutdown()
+        finally:
+            if self._seal is not None:
+                self._seal.release()  # else it would hold the configs, and by them the layers and their KV cache
 
     @property
     def _sealed(self) -> Seal:
