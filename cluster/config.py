@@ -92,6 +92,11 @@ class PoolsConfig:
     def __post_init__(self) -> None:
         require_positive(replicas=self.replicas)
 
+    @property
+    def targets_share_gpus(self) -> bool:
+        """Whether a target has a part of a GPU, of which another part is its draft's."""
+        return self.target.num_gpus is not None and 0 < self.target.num_gpus < 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelConfig:

@@ -35,6 +35,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 import cluster
+from cluster.engine.pair import DEFAULT_SHARE
 from cluster.speculation.remote import RemoteSpeculator
 from tests import source
 from tests.source import Call, Import, attributes_of
@@ -436,3 +437,7 @@ def assert_takes_the_same(ours: Any, replaced: Any) -> None:
     if {parameter.kind for parameter in mine.values()} >= {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}:
         return
     assert list(mine) == list(inspect.signature(replaced).parameters), ours
+
+
+def test_an_engines_share_of_a_gpu_is_vllms() -> None:
+    assert CacheConfig().gpu_memory_utilization == DEFAULT_SHARE

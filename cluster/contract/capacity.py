@@ -1,8 +1,13 @@
 """How many blocks the two pools have: one number, because the draft's uses the target's block ids."""
 
+from typing import Final
+
 from cluster.contract.errors import ContractError
 from cluster.contract.facts import SideFacts
 from cluster.contract.policy import Policy
+
+_NULL_BLOCK: Final = 1
+"""vLLM's BlockPool never gives out its first block."""
 
 
 def choose_num_blocks(
@@ -16,7 +21,7 @@ def choose_num_blocks(
         needed: the target's blocks for one request of its `max_model_len`.
 
     Raises:
-        ContractError: numbers that were asked for differ or don't fit, or the draft's pool is too small to serve from.
+        ContractError: numbers that were asked for differ or don't fit, or the pools are too small for one request.
     """
     of_target = target.num_gpu_blocks_override or target.kv_cache_bytes // target_bytes
     of_draft = (draft.num_gpu_blocks_override or draft.kv_cache_bytes // draft_bytes) if draft_bytes else of_target
@@ -31,13 +36,16 @@ def choose_num_blocks(
             f"draft), and both pools need them: {_why_equal(target)}",
             remedy=f"ask for at most {min(of_target, of_draft)}, or give the smaller side more memory",
         )
-    if num_blocks == 0 or (asked is None and num_blocks < needed <= of_target):
+    if num_blocks < needed + _NULL_BLOCK:
         raise ContractError(
-            "kv_cache_bytes",
+            "num_gpu_blocks" if asked else "kv_cache_bytes",
             target=f"{target.kv_cache_bytes} bytes, {of_target} blocks",
             draft=f"{draft.kv_cache_bytes} bytes, {of_draft} blocks" if draft_bytes else None,
-            reason=f"one request of {target.max_model_len} tokens needs {needed} blocks, and {_why_equal(target)}",
-            remedy="give the smaller side more memory for KV cache, or lower max_model_len",
+            reason=f"one request of {target.max_model_len} tokens needs {needed} blocks, vLLM keeps one for itself, "
+            + (f"{asked} were asked for" if asked else f"there are {num_blocks}")
+            + f", and {_why_equal(target)}",
+            remedy="ask for more blocks, give the smaller side more memory for its KV cache (a draft on its target's "
+            "GPU has what the target's share leaves of it), or lower max_model_len",
         )
     return num_blocks
 

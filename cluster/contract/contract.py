@@ -74,7 +74,7 @@ class SideContract:
     quantization: QuantizationFacts
     tensor_parallel_size: int
     max_model_len: int
-    """On the draft's side: longer requests go on without proposals."""
+    """On the draft's side: a longer request goes on with drafts of an earlier place, few of which are accepted."""
     layout: KVCacheLayout
     bytes_per_block: int
     """Of this side's pool, all layers together; 0 where it has none."""

@@ -63,14 +63,14 @@ def _grouped(
     try:
         layouts = [layout.name for layout in get_supported_kv_cache_layouts(backends)]
         resolve_kv_cache_layout(config, [layouts], specs.values())
-        groups = get_kv_cache_groups(config, dict(_retaining(config, specs)))
+        groups = get_kv_cache_groups(config, dict(retaining(config, specs)))
     except (ValueError, NotImplementedError) as error:
         why = " ".join(str(error).split())
         raise UserError("vLLM can't group this model's KV cache", why, "name another attention backend") from error
     return [{layer: _spec_of(group.kv_cache_spec, layer) for layer in group.layer_names} for group in groups]
 
 
-def _retaining(vllm_config: VllmConfig, specs: Mapping[str, KVCacheSpec]) -> Iterator[tuple[str, KVCacheSpec]]:
+def retaining(vllm_config: VllmConfig, specs: Mapping[str, KVCacheSpec]) -> Iterator[tuple[str, KVCacheSpec]]:
     """As `get_kv_cache_configs` does before it groups: windows keep what several draft modules look back at."""
     extra = max(0, vllm_config.num_prefill_lookahead_tokens - 1)
     for layer, spec in specs.items():

@@ -5,9 +5,9 @@ the contract, under which its config is sealed. `initialize_from_config` compare
 until the other side can keep it too; only then is memory taken, and compared again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from cluster.contract.contract import GroupContract, KVContract
 from cluster.contract.errors import ContractViolation, Writer
@@ -25,6 +25,15 @@ if profile.is_cpu_installation():
     from vllm.v1.worker.cpu_worker import CPUWorker as Worker
 else:
     from vllm.v1.worker.gpu_worker import Worker
+
+
+class Difference(NamedTuple):
+    """A layer that was built otherwise than contracted. `field` is the config's that decides it."""
+
+    field: str
+    layer: str
+    contracted: str
+    built: str
 
 
 class ContractWorker(Worker):
@@ -90,11 +99,17 @@ class ContractWorker(Worker):
         specs = super().get_kv_cache_spec()
         with self._rank.reporting():
             self._facts, self._contract = self._rank.agree(read_side(self.built_side(specs, self._observed)))
+            if self.follow_contract():
+                specs = super().get_kv_cache_spec()
             self._check_layers()
         sizes = {layer: group.block_size for group in self.groups_of_layers for layer in group.layers}
         self.cache_config.block_size = min(sizes.values())
         self._seal = Seal(covered(self.vllm_config), fixed=fixed_values(self.contract, self.role))
         return {layer: replace(spec, block_size=sizes[layer]) for layer, spec in specs.items()}
+
+    def follow_contract(self) -> bool:
+        """Build layers again that the contract has otherwise than they are, if this side can; whether it did."""
+        return False
 
     def measured_memory(self) -> int:
         """Bytes that vLLM's own profiling finds for the KV cache."""
@@ -146,27 +161,27 @@ class ContractWorker(Worker):
         layers: dict[str, Any] = self.vllm_config.compilation_config.static_forward_context
         return layers
 
-    def _check_layers(self) -> None:
-        """The layers were built before there was a contract: each must be what it says."""
+    def differences(self) -> Iterator[Difference]:
+        """In what this process's layers, which were built before there was a contract, aren't as it has them."""
         for group in self.groups_of_layers:
             for name in group.layers:
                 layer = self._layers[name]
                 backend, word = layer.get_attn_backend().get_name(), getattr(layer, "kv_cache_dtype", None)
-                self._check("attention_config.backend", name, group.attention_backend, backend)
-                if word is not None:
-                    self._check("cache_config.cache_dtype", name, group.cache_dtype, word)
+                if backend != group.attention_backend:
+                    yield Difference("attention_config.backend", name, group.attention_backend, backend)
+                if word not in (None, group.cache_dtype):
+                    yield Difference("cache_config.cache_dtype", name, group.cache_dtype, word)
 
-    def _check(self, field: str, layer: str, contracted: str, built: str) -> None:
-        if contracted == built:
-            return
-        write = next((write for write in self._observed.writes if write.field == field), None)
-        raise ContractViolation(
-            field,
-            old=contracted,
-            new=built,
-            reason=f"{layer} was built with {built}, and the contract has {contracted}",
-            writer=None if write is None else _writer(write),
-        )
+    def _check_layers(self) -> None:
+        for field, layer, contracted, built in self.differences():
+            write = next((write for write in self._observed.writes if write.field == field), None)
+            raise ContractViolation(
+                field,
+                old=contracted,
+                new=built,
+                reason=f"{layer} was built with {built}, and the contract has {contracted}",
+                writer=None if write is None else _writer(write),
+            )
 
 
 def _writer(write: ConfigWrite) -> Writer:

@@ -13,6 +13,12 @@ _SHARE_TO_START_WITH: Final = 0.01
 """vLLM refuses to start on a GPU with less than this free. What a draft takes is what its contract says, and the
 target, which may load on the same GPU at the same moment, has a share of its own."""
 
+DEFAULT_SHARE: Final = 0.92
+"""Of a GPU's memory, for an engine that isn't told otherwise: vLLM's own."""
+
+DRAFT_SHARE: Final = "draft_share"
+"""Key of vLLM's `additional_config`: of its GPU's memory, for the weights and the KV cache of a draft."""
+
 TARGET_WORKER: Final = "cluster.engine.target_worker.TargetWorker"
 
 
@@ -32,12 +38,21 @@ def target_engine_args(settings: EngineSettings, remote: RemoteDraftSettings) ->
     return {"worker_cls": TARGET_WORKER, "additional_config": remote.to_additional_config()}
 
 
-def draft_engine_args(settings: EngineSettings, policy: Policy) -> dict[str, Any]:
+def draft_engine_args(
+    settings: EngineSettings, policy: Policy, *, of_gpu: float = 1.0, beside_target: bool = False
+) -> dict[str, Any]:
     """The target's, with what the policy names for the draft: it is built before there is a contract. On one device,
-    however many the target has."""
+    however many the target has.
+
+    The draft may have the part `of_gpu` of its GPU's memory, less what vLLM leaves free; `beside_target`, of what the
+    target's share leaves.
+    """
     arguments = replace(settings, tensor_parallel_size=1).to_engine_args()
     named = {"attention_backend": policy.attention_backend, "kv_cache_dtype": policy.kv_cache_dtype}
     words = {field: word for field, word in named.items() if word not in (INHERIT, AUTO)}
     if not profile.is_cpu_installation():
+        of_target = settings.gpu_memory_utilization or DEFAULT_SHARE
+        share = min(1 - of_target, of_gpu) if beside_target else of_target * of_gpu
         arguments["gpu_memory_utilization"] = _SHARE_TO_START_WITH
+        arguments["additional_config"] = {DRAFT_SHARE: share}
     return arguments | {"speculative_config": arguments["speculative_config"] | words}

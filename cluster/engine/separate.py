@@ -74,7 +74,7 @@ class SeparateEngine(InProcessEngine):
         self._draft_trace = draft_trace
         draft_settings = {
             "member": to_plain(draft),
-            "engine_args": draft_engine_args(settings, policy),
+            "engine_args": draft_engine_args(settings, policy, beside_target=not draft_environment),
             "trace": None if draft_trace is None else str(draft_trace),
             "faults": to_plain(faults),
         }

@@ -4,6 +4,9 @@ vLLM's own worker and model runner hold the draft: the runner's model is a stub 
 target, so its speculator is all that works there.
 """
 
+import gc
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -21,8 +24,13 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.utils.gc_utils import freeze_gc_for_cudagraph_capture
 from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
-from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
+from vllm.v1.core.kv_cache_utils import (
+    get_kv_cache_config_from_groups,
+    get_kv_cache_groups,
+    kv_cache_groups_tp_replicas,
+)
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer
@@ -30,7 +38,9 @@ from vllm.v1.worker.workspace import lock_workspace, use_workspace_lane
 
 from cluster.contract.contract import GroupContract, KVContract
 from cluster.contract.facts import Role
+from cluster.contract.geometry import is_block_outermost
 from cluster.contract.observe import Observed, observe
+from cluster.contract.read_groups import retaining
 from cluster.contract.read_side import BuiltSide, pairing_of
 from cluster.control.member import Member
 from cluster.engine.contract_worker import ContractWorker
@@ -38,6 +48,9 @@ from cluster.engine.kv_pool import PoolAllocator, without_memory
 from cluster.engine.target_layers import stand_ins
 from cluster.engine.vllm_errors import refused_settings
 from cluster.speculation.checkpoint import DUMMY, borrowed_parts, fill_with_dummies, load_parameters, read_tensors
+from cluster.speculation.draft_memory import kv_cache_bytes
+
+log = logging.getLogger(__name__)
 
 
 class DraftWorker(ContractWorker):
@@ -69,7 +82,36 @@ class DraftWorker(ContractWorker):
             weights=weights,
             borrowed=tuple(weight for weight in weights if id(weight) in of_target),
             of_target=self._of_target,
+            kv_cache_bytes=kv_cache_bytes(self.vllm_config, self.device, weights),
         )
+
+    def follow_contract(self) -> bool:
+        """vLLM chooses a draft's attention backend for itself, and most drafts then inherit none that their target was
+        given: one that can run with its target's is built again with that."""
+        named = {"attention_config.backend": set[str](), "cache_config.cache_dtype": set[str]()}
+        for difference in self.differences():
+            if difference.layer not in self._of_target:
+                named[difference.field].add(difference.contracted)
+        if not any(named.values()) or any(len(words) > 1 for words in named.values()):
+            return False  # a draft has one of each, in all of its layers
+        speculative = self.vllm_config.speculative_config
+        for backend in named["attention_config.backend"]:
+            speculative.attention_backend = AttentionBackendEnum[backend]
+        for word in named["cache_config.cache_dtype"]:
+            speculative.kv_cache_dtype = word
+        said = ", ".join(sorted(word for words in named.values() for word in words))
+        log.info("the draft is built again, as its contract has it: %s", said)
+        self._forget_model()
+        self.load_model()
+        return True
+
+    def _forget_model(self) -> None:
+        """So that its weights aren't there twice."""
+        self.model_runner.speculator.model = self.model_runner.model = None
+        self._observed = Observed()
+        self.vllm_config.compilation_config.static_forward_context.clear()
+        gc.collect()
+        torch.accelerator.empty_cache()
 
     @property
     def groups_of_layers(self) -> tuple[GroupContract, ...]:
@@ -143,13 +185,36 @@ def allocate(executor: Any, member: Member) -> KVContract:
     )
     executor.set_kv_cache_layout(layout.name)
     config.cache_config.num_gpu_blocks_override = contract.num_blocks
+    executor.initialize_from_config([_plan(config, contract, specs[0])])
+    return contract
+
+
+def _plan(config: Any, contract: KVContract, specs: Mapping[str, Any]) -> Any:
+    """As `get_kv_cache_configs` has it, which also wants room for a request with blocks of its own in each group: here
+    the blocks are the target's."""
+    groups = get_kv_cache_groups(config, dict(retaining(config, specs)))
     # Where the target's pool is mapped, a plan for less of it than there is: its layers that are read.
     pool_bytes = contract.pool_bytes("draft") or contract.pool_bytes("target")
-    plans = get_kv_cache_configs(config, specs, [pool_bytes])
-    for plan in plans:
-        plan.kv_cache_layout = config.cache_config.kv_cache_layout
-    executor.initialize_from_config(plans)
-    return contract
+    plan = get_kv_cache_config_from_groups(config, groups, pool_bytes)
+    plan.kv_tp_replicas = kv_cache_groups_tp_replicas(groups, 1, 1)
+    plan.kv_cache_layout = config.cache_config.kv_cache_layout
+    if contract.groups_of("draft"):
+        _lay_apart(plan.kv_cache_tensors, contract)
+    return plan
+
+
+def _lay_apart(tensors: list[Any], contract: KVContract) -> None:
+    """Groups on one block table of the target use the same ids at once. vLLM overlays its groups: there each block has
+    one owner."""
+    groups = {layer: group for group in contract.groups_of("draft") for layer in group.layers}
+    outermost = is_block_outermost(contract.draft.layout)
+    taken = Counter[str]()
+    for tensor in tensors:
+        group = groups[tensor.layers[0]]
+        tensor.size, tensor.offset = contract.pool_bytes("draft"), taken[group.block_table]
+        if outermost:
+            tensor.block_stride = contract.draft.bytes_per_block
+        taken[group.block_table] += len(tensor.layers) * (group.page_size_bytes if outermost else tensor.layer_stride)
 
 
 def pair_again(executor: Any, member: Member) -> KVContract:

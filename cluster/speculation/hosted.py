@@ -33,6 +33,9 @@ class HostedSpeculator:
         self._tables: tuple[int, ...] = ()
         self._contract: KVContract | None = None
         self._target_kv: TargetKV | None = None
+        self._last_position: int | None = None
+        """Of a draft with a shorter context than its target's: it has no embedding of a later one, and would read past
+        the end of its table. What it drafts there is of a wrong place, and in a request that has come so far alone."""
 
     def allocate(self, member: Member) -> KVContract:
         """Negotiate the KV contract with the target, and allocate what it says.
@@ -44,6 +47,8 @@ class HostedSpeculator:
             contract = draft_seam.allocate(self._executor, member)
         self._tables = tables_to_follow(contract, draft_seam.layers_by_group(self._runner))
         self._contract = contract
+        if contract.draft.max_model_len < contract.target.max_model_len:
+            self._last_position = contract.draft.max_model_len - 1 - contract.wire.num_speculative_tokens
         return contract
 
     def pair_again(self, member: Member) -> KVContract:
@@ -102,6 +107,8 @@ class HostedSpeculator:
         Waits for nothing, and keeps none of the round's tensors.
         """
         with torch.inference_mode(), draft_seam.lane(self._runner), range_of("draft"):
+            if self._last_position is not None:
+                round.positions.clamp_(max=self._last_position)
             draft_seam.settle_block_tables(self._runner, round.idx_mapping)
             batch = draft_seam.input_batch(
                 idx_mapping=round.idx_mapping,

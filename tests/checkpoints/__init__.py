@@ -46,6 +46,9 @@ _FAMILIES = {
     "qwen3-dflash": _Family(
         write_target=qwen3.write_target, write_draft=qwen3.write_dflash_draft, method="dflash", period=9
     ),
+    "qwen3-dflash-hybrid": _Family(
+        write_target=qwen3.write_target, write_draft=qwen3.write_hybrid_dflash_draft, method="dflash", period=9
+    ),
     "qwen3-eagle3": _Family(write_target=qwen3.write_target, write_draft=eagle3.write_draft, method="eagle3"),
     "qwen3-draft-model": _Family(
         write_target=qwen3.write_target, write_draft=qwen3.write_standalone_draft, method="draft_model"

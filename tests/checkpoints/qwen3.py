@@ -31,6 +31,8 @@ _COPY_SHARPNESS = 8.0
 # What is copied, relative to the embedding of the mask to which it is added.
 _COPY_GAIN = 4.0
 
+SLIDING_WINDOW = 24
+
 
 def write_target(folder: Path, seed: int, table: SuccessorTable | None) -> None:
     """A Qwen3ForCausalLM that follows `table`, if there is one."""
@@ -56,16 +58,27 @@ def write_dspark_draft(folder: Path, seed: int, table: SuccessorTable | None) ->
     write_checkpoint(folder, _config("Qwen3DSparkModel", DRAFT_LAYERS) | dspark_keys(), weights.tensors)
 
 
-def write_dflash_draft(folder: Path, seed: int, table: SuccessorTable | None) -> None:
-    """A DFlashDraftModel.
+def write_hybrid_dflash_draft(folder: Path, seed: int, table: SuccessorTable | None) -> None:
+    """A DFlashDraftModel of which every second layer has a sliding window."""
+    kinds = ["full_attention", "sliding_attention"]
+    _write_dflash_draft(folder, seed, table, [kinds[index % 2] for index in range(DRAFT_LAYERS)])
 
-    Its masks are filled in parallel, so it can't follow a table token by token. But a table of short cycles makes the
-    target's text periodic: this draft proposes what stood one period before, where it knows that token.
+
+def write_dflash_draft(folder: Path, seed: int, table: SuccessorTable | None) -> None:
+    """A DFlashDraftModel."""
+    _write_dflash_draft(folder, seed, table, ["full_attention"] * DRAFT_LAYERS)
+
+
+def _write_dflash_draft(folder: Path, seed: int, table: SuccessorTable | None, layer_types: list[str]) -> None:
+    """Its masks are filled in parallel, so it can't follow a table token by token. But a table of short cycles makes
+    the target's text periodic: this draft proposes what stood one period before, where it knows that token.
     """
+    dflash = {"mask_token_id": MASK_ID, "target_layer_ids": TARGET_LAYER_IDS, "swa_window_size": SLIDING_WINDOW}
     config = _config("DFlashDraftModel", DRAFT_LAYERS) | {
         "block_size": K + 1,  # DFlash counts the token that the masks follow
         "num_target_layers": TARGET_LAYERS,
-        "dflash_config": {"mask_token_id": MASK_ID, "target_layer_ids": TARGET_LAYER_IDS},
+        "layer_types": layer_types,
+        "dflash_config": dflash,
     }
     weights = Weights(seed)
     if table is None:

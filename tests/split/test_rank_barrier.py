@@ -1,10 +1,12 @@
 """The contract's barriers between two processes that vLLM takes for the tensor-parallel ranks of one engine."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -52,6 +54,7 @@ def pass_barriers(rank: int, rendezvous: str, faulty: bool, report: Report) -> N
 
     from cluster.engine.rank_barrier import FirstRank, FurtherRank
 
+    os.environ["VLLM_DIST_IDENT"] = Path(rendezvous).name  # as a worker does, for CPUs with AVX-512
     with set_current_vllm_config(VllmConfig()):
         init_distributed_environment(2, rank, rendezvous, rank, "gloo")
         initialize_model_parallel(2)
@@ -77,9 +80,12 @@ def pass_barriers(rank: int, rendezvous: str, faulty: bool, report: Report) -> N
 
 @pytest.mark.parametrize("faulty", [False, True], ids=["all are right", "the second is not"])
 def test_a_rank_allocates_when_all_have_said_so(tmp_path: Path, faulty: bool) -> None:
-    rendezvous = f"file://{tmp_path / 'rendezvous'}"
+    name = f"dspark-test-{uuid4().hex}"
+    rendezvous = f"file://{tmp_path / name}"
     ranks = [Child(pass_barriers, rank, rendezvous, faulty) for rank in range(2)]
     first, second = (rank.report() for rank in ranks)
+    for left in Path("/dev/shm").glob(f"{name}*"):  # vLLM's, which it unlinks at a regular end only
+        left.unlink()
     agreed = [CONTRACT.digest]
     if faulty:
         assert first == {"asked": ["agree on 999 bytes", f"tell: {REASON}"], "came": [*agreed, REASON]}

@@ -367,6 +367,19 @@ def test_a_draft_pool_too_small_for_one_request_is_refused() -> None:
     assert "2560 blocks" in error.reason
 
 
+@pytest.mark.parametrize(("blocks", "fits"), [(2560, False), (2561, True)])
+def test_one_block_is_vllms_own(blocks: int, fits: bool) -> None:
+    """A request of 40,960 tokens needs 2,560, of 16 each. Asked for, or all there is: of too few, vLLM itself would say
+    so on both sides, after each has loaded."""
+    target, draft = qwen3_8b()
+    small = changed(draft, kv_cache_bytes=blocks * 5 * 65_536)
+    if fits:
+        assert contract_of((target, small)).num_blocks == contract_of((target, draft), num_gpu_blocks=blocks).num_blocks
+    else:
+        assert refused((target, small)).field == "kv_cache_bytes"
+        assert refused((target, draft), num_gpu_blocks=blocks).field == "num_gpu_blocks"
+
+
 def test_a_number_of_blocks_that_was_asked_for_and_does_not_fit_is_refused() -> None:
     error = refused(qwen3_8b(), num_gpu_blocks=1_000_000)
     assert (error.field, error.target) == ("num_gpu_blocks", "at most 45511")

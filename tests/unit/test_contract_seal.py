@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.contract import watch
-from cluster.contract.errors import ContractViolation
+from cluster.contract.errors import ContractViolation, as_text
 from cluster.contract.facts import ConfigWrite
 from cluster.contract.phases import PERMITTED, SEALED, Phase
 from cluster.contract.seal import Seal, covered, fixed_values, record_writes
@@ -46,6 +46,15 @@ class NoisyDraftAttention(DraftAttention):
 
 def resolve_cache_dtype(cache_config: Any) -> None:
     cache_config.cache_dtype = "fp8_ds_mla"
+
+
+class Plain:
+    """With the repr of `object`, which has its address."""
+
+
+def test_a_values_text_is_the_same_in_every_process() -> None:
+    assert as_text(Plain()) == as_text(Plain()) == "Plain"
+    assert [as_text(value) for value in (None, 3, [1], "fp8", Phase.SERVING)] == ["None", "3", "[1]", "fp8", "SERVING"]
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,9 @@ from cluster.speculation.target_kv import _pages, _scale
 from cluster.speculation.target_seam import PageRows, StoredRows
 from tests.unit.test_contract_pairs import gemma_4_mtp
 
-CONTRACT = negotiate(*gemma_4_mtp(), Policy(num_gpu_blocks=4))
+# Four blocks are enough for a request of one.
+TARGET, DRAFT = (replace(side, max_model_len=16) for side in gemma_4_mtp())
+CONTRACT = negotiate(TARGET, DRAFT, Policy(num_gpu_blocks=4))
 
 
 class Cache:
