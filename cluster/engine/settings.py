@@ -27,6 +27,8 @@ class EngineOptions:
     starts without torch.compile, in half the time, and keeps CUDA graphs of decoding; None is vLLM's own choice.
     `stream_interval` are the tokens that a message of a stream has at least, after the first: each message costs.
     `tensor_parallel_size` are the devices of one host over which the target is split; a separate draft has one.
+    `dtype`, `kv_cache_dtype` and `attention_backend` are the target's, None for what vLLM chooses; a draft has its
+    target's as far as the contract's policy says.
     """
 
     max_model_len: int | None = None
@@ -39,6 +41,9 @@ class EngineOptions:
     compilation_mode: Literal[0, 3] | None = None
     stream_interval: int = 1
     tensor_parallel_size: int = 1
+    dtype: str | None = None
+    kv_cache_dtype: str | None = None
+    attention_backend: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -89,8 +94,9 @@ class EngineSettings(EngineOptions):
             "stream_interval": self.stream_interval,
             "use_tqdm_on_load": False,
         }
-        if self.gpu_memory_utilization is not None:
-            arguments["gpu_memory_utilization"] = self.gpu_memory_utilization
+        for name in ("gpu_memory_utilization", "dtype", "kv_cache_dtype", "attention_backend"):
+            if (value := getattr(self, name)) is not None:
+                arguments[name] = value
         if self.tensor_parallel_size > 1:
             arguments |= {"tensor_parallel_size": self.tensor_parallel_size, "distributed_executor_backend": EXECUTOR}
         if self.compilation_mode is not None:
@@ -98,7 +104,7 @@ class EngineSettings(EngineOptions):
         if profile.is_cpu_installation():
             # float32: kernels for bfloat16 need AVX-512. Eager: compiling takes longer than any run on a CPU. A small
             # budget: the kernels pad their outputs to it each round, which the interpreter does 16 tokens at a time.
-            arguments |= {"dtype": "float32", "enforce_eager": True}
+            arguments |= {"dtype": self.dtype or "float32", "enforce_eager": True}
             arguments["max_num_batched_tokens"] = self.max_num_batched_tokens or _CPU_BATCHED_TOKENS
         if self.speculation is not None:
             arguments["per_request_spec_decode_metrics"] = "detailed"

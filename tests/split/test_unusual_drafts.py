@@ -1,15 +1,17 @@
-"""Drafts that don't fit their target's ways: layers of two kinds, a shorter context, another backend of their own."""
+"""Drafts that don't fit their target's ways: layers of two kinds, a shorter context, a cache dtype of their own."""
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
+import torch
 
 from cluster.engine.in_process import InProcessEngine
 from cluster.engine.separate import DRAFT_MODULE, SeparateEngine
 from cluster.engine.settings import EngineSettings
-from tests.split.arms import SIZES, Arm, greedy, pair_settings, remote, separate_of
+from tests.split.arms import SIZES, Arm, SplitSettings, greedy, pair_settings, remote, separate_of
 from tests.split.bounded_draft import CONTEXT
 
 Start = Callable[..., Any]
@@ -61,4 +63,28 @@ def test_a_request_that_is_longer_than_the_drafts_context_goes_on(
     assert remote(arm).report.losses == 0
     assert [each.token_ids for each in completions] == [each.token_ids for each in plain]
     assert sum(completions[0].accepted_by_round) > 0
+    separate_of(arm).stop_draft()
+
+
+class OtherDtypeSettings(SplitSettings):
+    """A draft that is built with the model's dtype in its cache, whatever its target has."""
+
+    def to_engine_args(self) -> dict[str, Any]:
+        arguments = super().to_engine_args()
+        arguments["speculative_config"]["kv_cache_dtype"] = "auto"
+        return arguments
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="a CPU's FP8 cache takes AVX-512")
+def test_a_draft_follows_its_targets_cache_dtype_by_being_built_again(
+    start: Start, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("fp8")
+    both = pair_settings("qwen3-dspark-agreeing", folder, num_gpu_blocks=ROOM, kv_cache_dtype="fp8")
+    expected = Arm(start(InProcessEngine, both)).run(REQUESTS)
+    other = OtherDtypeSettings(**{each.name: getattr(both, each.name) for each in fields(both)})
+    arm = Arm(start(SeparateEngine, other))
+    assert {group.cache_dtype for group in arm.contract.groups} == {"fp8"}
+    assert arm.contract.deviations == ()
+    assert arm.run(REQUESTS) == expected
     separate_of(arm).stop_draft()
