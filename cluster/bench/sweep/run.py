@@ -17,9 +17,11 @@ from cluster.bench.sweep.server import BenchServer, Tell
 from cluster.bench.sweep.summary import THROUGHPUT
 
 
-def run_cell(server: BenchServer, plan: BenchPlan, cell: Cell, repeat: int, tell: Tell) -> dict[str, Any]:
-    """The run as its file has it. `why_not` is empty where its figures can be used."""
-    requests, warm_ups = make_requests(plan.dataset, plan.shape, cell.concurrency, server.info, f"{cell.key}-{repeat}")
+def run_cell(server: BenchServer, plan: BenchPlan, cell: Cell, repeat: int, nonce: str, tell: Tell) -> dict[str, Any]:
+    """The run as its file has it. `why_not` is empty where its figures can be used. `nonce` is of those who run no
+    other with the same `cell` and `repeat`."""
+    run = f"{nonce}-{cell.key}-{repeat}"
+    requests, warm_ups = make_requests(plan.dataset, plan.shape, cell.concurrency, server.info, run)
     load = Load(
         requests=tuple(requests),
         request_rate=cell.request_rate,
