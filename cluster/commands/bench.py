@@ -133,8 +133,7 @@ class _Sweep:
     def __init__(self, folder: RunFolder) -> None:
         self._plan = folder.plan
         self._folder = folder
-        self._nonce = secrets.token_hex(8)
-        """A server's prefix cache may have the prompts of an earlier command."""
+        self._nonce = secrets.token_hex(8)  # a server's prefix cache may have what an earlier command asked
         self._ended = 0
 
     def run(self, server: OpenServer) -> None:
@@ -162,7 +161,7 @@ class _Sweep:
                 self._warn_of_limits(variant, opened)
                 for cell, repeat in missing:
                     self._run_cell(opened, cell, repeat)
-        except OtherSweepError:
+        except OtherSweepError:  # of which no run may be written over
             raise
         except UserError as error:
             # The others may do; this one's cells say why it didn't.

@@ -18,10 +18,6 @@ _PLAN: Final = Path("plan.json")
 class OtherSweepError(UserError):
     """The folder is another sweep's."""
 
-    def __init__(self, folder: Path, how: str) -> None:
-        remedy = "repeat that one's command, or choose another --output"
-        super().__init__(f"output {folder}", f"it belongs to another sweep, {how}", remedy)
-
 
 class RunFolder:
     """Held by one process at a time, from construction to `close`. `plan` is with the model that a server has named."""
@@ -60,7 +56,7 @@ class RunFolder:
             self.plan = replace(self.plan, model=model)
             self._write_plan()
         elif self.plan.model != model:
-            raise OtherSweepError(self._folder, f"of the model {self.plan.model}; the server's is {model}")
+            raise self._other(f"of the model {self.plan.model}, and this server's is {model}")
 
     def read(self, cell: Cell, repeat: int) -> dict[str, Any] | None:
         """A run that has ended, whether its figures can be used or not (`is_good`), or None."""
@@ -100,7 +96,11 @@ class RunFolder:
         now = json.loads(self._plan_text())
         other = [key for key in now if before.get(key) != now[key]]
         if other:
-            raise OtherSweepError(self._folder, f"which differs in {', '.join(other)}")
+            raise self._other(f"which differs in {', '.join(other)}")
+
+    def _other(self, how: str) -> OtherSweepError:
+        remedy = "repeat that one's command, or choose another --output"
+        return OtherSweepError(f"output {self._folder}", f"it belongs to another sweep, {how}", remedy)
 
     def _write_plan(self) -> None:
         self.write_file(_PLAN, self._plan_text())

@@ -139,7 +139,7 @@ def test_another_model_behind_the_same_address_is_another_sweep(
     served.engine.model = replace(served.engine.model, name="other")
     result = bench(served, tmp_path, "--concurrency", 1)
     assert result.exit_code == 2, result.output
-    assert "it belongs to another sweep, of the model scripted; the server's is other" in result.stderr
+    assert "it belongs to another sweep, of the model scripted, and this server's is other" in result.stderr
     assert run_files(tmp_path) == before
 
 
