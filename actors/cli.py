@@ -358,6 +358,7 @@ def bench(
         max_spread=max_spread,
         max_lag_share=max_lag,
         metadata=parse_metadata(metadata or ()),
+        address=address,
     )
     where = BenchOutput(folder=output, json_output=json_output)
     if address is not None:

@@ -20,6 +20,8 @@ _OF_ROUNDS: Final = {
     "dspark_draft_lost": "draft_lost",
     "dspark_draft_losses_total": "draft_losses",
 }
+_BEGINNINGS: Final = {"process_start_time_seconds": "process_started"}
+_NEVER_LOWER: Final = ("steps", "rounds", "draft_losses", *_COUNTERS.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,17 @@ def read_counters(pages: Mapping[str, str | None]) -> EngineCounters:
                 if (name := _name(sample.name, sample.labels)) is not None:
                     values[name] += sample.value
     return EngineCounters(replicas=len(answered), values=dict(values))
+
+
+def has_lost_replica(before: Mapping[str, str | None], after: Mapping[str, str | None]) -> bool:
+    """Whether a replica, by name, has no page before or after, or began again between the two."""
+    for name, page in before.items():
+        later = after[name]
+        if page is None or later is None:
+            return True
+        if _began_again(read_counters({name: page}).values, read_counters({name: later}).values):
+            return True
+    return False
 
 
 def kv_cache_tokens(pages: Mapping[str, str | None]) -> int:
@@ -84,6 +97,13 @@ def step_figures(counted: EngineCounters, duration_s: float) -> dict[str, float]
     return figures | {name: counted.values[name] for name in _COUNTERS.values() if name in counted.values}
 
 
+def _began_again(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
+    """Whether one replica's process is another, or counts from 0 again."""
+    if any(before.get(name) != after.get(name) for name in _BEGINNINGS.values()):
+        return True
+    return any(after.get(name, 0.0) < before.get(name, 0.0) for name in _NEVER_LOWER)
+
+
 def _name(sample: str, labels: Mapping[str, str]) -> str | None:
     if sample == _STEPS:
         return "steps"
@@ -91,4 +111,4 @@ def _name(sample: str, labels: Mapping[str, str]) -> str | None:
         return labels["part"]
     if sample == "dspark_channel_bytes_total":
         return f"bytes_{labels['direction']}"
-    return _COUNTERS.get(sample) or _OF_ROUNDS.get(sample)
+    return _COUNTERS.get(sample) or _OF_ROUNDS.get(sample) or _BEGINNINGS.get(sample)

@@ -1,6 +1,7 @@
 """`dspark-cluster bench`: arms under the same load, in a folder that a second start goes on with."""
 
 import math
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from cluster.bench.report.table import csv_table
 from cluster.bench.sweep.arms import Variant
 from cluster.bench.sweep.plan import BenchPlan, Cell
 from cluster.bench.sweep.run import absent_run, run_cell
-from cluster.bench.sweep.runs import RunFolder, is_good
+from cluster.bench.sweep.runs import OtherSweepError, RunFolder, is_good
 from cluster.bench.sweep.server import BenchServer, RemoteServer
 from cluster.bench.sweep.summary import THROUGHPUT
 from cluster.cache import cache_dir
@@ -61,15 +62,15 @@ def bench(plan: BenchPlan, output: BenchOutput, server: OpenServer) -> None:
     """
     with RunFolder(output.folder, plan) as folder, _stoppable():
         try:
-            _Sweep(plan, folder).run(server)
+            _Sweep(folder).run(server)
         except (
             KeyboardInterrupt,
             SystemExit,
         ):  # which Ray raises for SIGTERM: it puts its handler in the place of ours
-            _report(plan, folder)  # of what there is
+            _report(folder)  # of what there is
             messages.print("interrupted; the same command again runs what is missing")
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        whole = _report(plan, folder)
+        whole = _report(folder)
     if output.json_output:
         print(to_text(whole), end="")
     else:
@@ -129,9 +130,10 @@ def _stoppable() -> Iterator[None]:
 
 
 class _Sweep:
-    def __init__(self, plan: BenchPlan, folder: RunFolder) -> None:
-        self._plan = plan
+    def __init__(self, folder: RunFolder) -> None:
+        self._plan = folder.plan
         self._folder = folder
+        self._nonce = secrets.token_hex(8)  # a server's prefix cache may have what an earlier command asked
         self._ended = 0
 
     def run(self, server: OpenServer) -> None:
@@ -146,16 +148,21 @@ class _Sweep:
             self._ended += before
             if before:
                 messages.print(escape(f"{variant.name}: {before} runs are there from before"), soft_wrap=True)
-            if missing:
+            if missing or variant.config is None:  # of a server that was there, whether it is the same still
                 self._run_variant(variant, missing, server)
 
     def _run_variant(self, variant: Variant, missing: list[tuple[Cell, int]], server: OpenServer) -> None:
-        messages.print(escape(f"{variant.name}: starting"), soft_wrap=True)
+        doing = "starting" if variant.config is not None else "asking it"
+        messages.print(escape(f"{variant.name}: {doing}"), soft_wrap=True)
         try:
             with server(variant) as opened:
+                if variant.config is None:
+                    self._folder.begin(opened.info.model)
                 self._warn_of_limits(variant, opened)
                 for cell, repeat in missing:
                     self._run_cell(opened, cell, repeat)
+        except OtherSweepError:  # of which no run may be written over
+            raise
         except UserError as error:
             # The others may do; this one's cells say why it didn't.
             messages.print(f"{variant.name}: {error}", style="red", markup=False, soft_wrap=True)
@@ -191,13 +198,14 @@ class _Sweep:
                     shown_s = time.monotonic()
                     messages.print(escape(how_far), soft_wrap=True)
 
-            run = run_cell(server, self._plan, cell, repeat, tell)
+            run = run_cell(server, self._plan, cell, repeat, self._nonce, tell)
         self._folder.write(cell, repeat, run)
         messages.print(escape(f"{where}: {run['why_not'] or _in_short(run)}"), soft_wrap=True)
 
 
-def _report(plan: BenchPlan, folder: RunFolder) -> dict[str, Any]:
+def _report(folder: RunFolder) -> dict[str, Any]:
     """Write the results in three forms; returns the first."""
+    plan = folder.plan
     cells = [cell for variant in plan.variants for cell in plan.cells(variant)]
     runs = {cell.key: [folder.read(cell, repeat) for repeat in range(plan.repeats)] for cell in cells}
     whole = document(plan, [(cell, runs[cell.key]) for cell in cells], environment())

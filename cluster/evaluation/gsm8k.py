@@ -9,6 +9,7 @@ from typing import Final
 
 from cluster.client import ChatMessage, ChatPrompt, TextPrompt
 from cluster.errors import UserError
+from cluster.jsonl import numbered_lines
 
 _MARK: Final = "####"
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -49,11 +50,8 @@ class Question:
 
 def read_questions(file: Path, limit: int | None) -> list[Question]:
     """The file's first `limit` questions. Raises UserError for a file or a line that isn't of GSM8K's form."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"questions {file}", f"it can't be read ({error})", "check its path and encoding") from error
-    questions = [_question(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    lines = numbered_lines(file, "questions")
+    questions = [_question(line, f"{file}, line {number}") for number, line in lines]
     if not questions:
         raise UserError(f"questions {file}", "there is none in it", "give a file of GSM8K")
     return questions[:limit]

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from cluster.evaluation.gsm8k import Question
+from cluster.jsonl import numbered_lines
 from cluster.speculation.figures import AcceptanceFigures
 
 
 def read_answers(file: Path) -> dict[int, dict[str, Any]]:
-    """By index, each a line of a batch's output."""
-    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    """By index, each a line of a batch's output. Raises UserError where it can't be read."""
+    lines = [json.loads(line) for _, line in numbered_lines(file, "answers")]
     return {line["index"]: line for line in lines}
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from cluster.errors import UserError
+from cluster.jsonl import numbered_lines
 
 _FIELDS = ("turns", "question", "prompt", "problem")
 
@@ -13,11 +14,7 @@ def read_questions(file: Path) -> list[str]:
 
     Raises UserError for a file or a line that can't be read.
     """
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"questions {file}", f"it can't be read ({error})", "check its path and encoding") from error
-    return [_question(line, f"{file}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    return [_question(line, f"{file}, line {number}") for number, line in numbered_lines(file, "questions")]
 
 
 def normalised(text: str) -> str:

@@ -57,6 +57,12 @@ CASES: dict[str, dict[str, Any]] = {
         "colocate": {"enabled": True, "sharedGpu": True},
         "config": {"channel": {"kind": "cuda_ipc"}},
     },
+    "tensor-parallel": {
+        "model": _MODEL,
+        "target": {"gpus": 2},
+        "colocate": {"enabled": True},
+        "config": {"engine": {"tensor_parallel_size": 2}},
+    },
     "tls": {"model": _MODEL, "gateway": {"tls": {"secretName": "gateway-tls"}}, "up": {"keep": {"enabled": False}}},
     "bench": {
         "mode": "job",

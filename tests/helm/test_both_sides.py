@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from ray.dashboard.modules.job.cli import job_cli_group
 
 from actors.cli import app
-from cluster.config import load_config
+from cluster.config import load_config, parse_override
 from cluster.serving.admission import Admission
 from cluster.serving.federation import federated
 from cluster.serving.metrics import ServiceMetrics
@@ -25,7 +25,7 @@ from cluster.serving.round_metrics import RoundCollector
 from cluster.serving.service import SERVICE_NAME
 from cluster.speculation.rounds import RoundReport, RoundTimes
 from tests.helm.cases import CASES
-from tests.helm.chart import CHART, RELEASE, Rendered, container, load, render
+from tests.helm.chart import CHART, RELEASE, Manifest, Rendered, container, load, render
 
 ROOT = Path(__file__).parents[2]
 COMING: set[str] = set()
@@ -168,14 +168,44 @@ def test_variables_are_read_by_somebody() -> None:
 
 
 def test_metrics_exist() -> None:
-    rendered = render(CASES["everything"])
-    rules = [rule for group in rendered.one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
-    dashboard = json.loads((CHART / "files" / "dashboard.json").read_text())
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
-    queries += [variable["query"]["query"] for variable in dashboard["templating"]["list"][1:]]
-    asked = {name for query in [*queries, *(rule["expr"] for rule in rules)] for name in metrics_in(query)}
+    asked = {name for query in (*panel_queries(), *alert_queries().values()) for name in metrics_in(query)}
     assert len(asked) > 15
     assert asked <= own_metrics() | vllms_metrics()
+
+
+def test_drafts_that_are_lost_or_rest_and_requests_that_move_are_shown() -> None:
+    shown = metrics_in(" ".join(panel_queries()))
+    assert {"dspark_draft_losses_total", "dspark_drafts_resting", "dspark_moved_requests"} <= shown
+    assert "dspark_draft_losses_total" in metrics_in(alert_queries()["DsparkDraftFlaps"])
+
+
+def test_what_an_alert_tells_to_change_are_settings() -> None:
+    told = {
+        path
+        for rule in alert_rules()
+        for path in re.findall(r"\b[a-z]+(?:\.[a-z_]+)+\b", rule["annotations"]["description"])
+    }
+    assert told
+    for path in told:
+        within: Any = load_config(None, [parse_override("model.target=t")])
+        for name in path.split("."):
+            within = getattr(within, name)
+
+
+def panel_queries() -> list[str]:
+    dashboard = json.loads((CHART / "files" / "dashboard.json").read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    return queries + [variable["query"]["query"] for variable in dashboard["templating"]["list"][1:]]
+
+
+def alert_queries() -> dict[str, str]:
+    return {rule["alert"]: rule["expr"] for rule in alert_rules()}
+
+
+def alert_rules() -> list[Manifest]:
+    (group,) = render(CASES["everything"]).one("PrometheusRule")["spec"]["groups"]
+    rules: list[Manifest] = group["rules"]
+    return rules
 
 
 def metrics_in(query: str) -> set[str]:
@@ -188,6 +218,7 @@ def own_metrics() -> set[str]:
     metrics = ServiceMetrics(admission)
     metrics.ended("Generate", "OK", 0.1)
     metrics.admitted(0.1)
+    metrics.follow_moves(lambda: 0)
     rounds = CollectorRegistry()
     rounds.register(RoundCollector(RoundReport(times=RoundTimes(), epoch=1, lost=False)))
     families = [*metrics.registry.collect(), *rounds.collect(), *federated([], {"target-0": ""})]

@@ -38,6 +38,23 @@ NUM_TOKENS = 60
 
 GROUPS = ("head", "gateway", "target", "draft")
 
+UP_AT_ONCE = """
+import sys
+sys.path.insert(0, "/etc/dspark-cluster/config")
+import up
+up.MOVE_S, up.ENTRYPOINT = 0.0, "echo begins again"
+sys.exit(up.main(*sys.argv[1:]))
+"""
+"""up.py for a gateway that can't be reached: it waits for nothing, and starts nothing."""
+
+LOSE_GATEWAY = """
+import ray
+from actors.names import GATEWAY
+from cluster.config import DEFAULT_NAMESPACE
+ray.init(namespace=DEFAULT_NAMESPACE)
+ray.kill(ray.get_actor(GATEWAY), no_restart=True)
+"""
+
 WHY_NOT = unavailable()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
@@ -72,6 +89,15 @@ class Release:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=DEADLINE_S) as page:
             text: str = page.read().decode()
         return text
+
+    def keep(self) -> tuple[int, str]:
+        """What the job that keeps the cluster up ends with, and says, where the gateway's service has no pod."""
+        job = self.rendered.one("CronJob")["spec"]["jobTemplate"]["spec"]["template"]
+        python, script, *arguments, _ = container(job)["command"]
+        assert script.endswith("/up.py")
+        closed = "1"
+        ended = self.machine.pod("up", job).run([python, "-c", UP_AT_ONCE, *arguments, closed], deadline_s=DEADLINE_S)
+        return ended.returncode, ended.stdout
 
     def health(self) -> int:
         """As Kubernetes asks by the gateway's readiness probe."""
@@ -216,3 +242,22 @@ def test_a_target_that_is_to_go_finishes_its_requests_first(release: Release) ->
     assert [error.status.name for error in refused] == ["UNAVAILABLE"]
     assert sum(lengths) % NUM_TOKENS == 0, "the last one was cut off"
     eventually(lambda: release.health() == health_pb2.HealthCheckResponse.NOT_SERVING, deadline_s=DEADLINE_S)
+
+
+def test_a_cluster_that_cannot_be_reached_and_has_its_gateway_is_left_alone(release: Release) -> None:
+    """As long as its only replica loads, or, like here, is drained."""
+    code, said = release.keep()
+    assert code == 0, said
+    assert said.splitlines()[-1] == "not reached, but Ray has the gateway (ALIVE): the cluster comes back by itself"
+    assert "begins again" not in said
+
+
+def test_a_cluster_that_has_lost_its_gateway_is_started_again(release: Release) -> None:
+    lost = release.ray["head"].run(["python", "-c", LOSE_GATEWAY], deadline_s=DEADLINE_S)
+    assert lost.returncode == 0, lost.stdout
+
+    def begins_again() -> bool:  # once Ray's list of actors has it
+        code, said = release.keep()
+        return code == 0 and "begins again" in said
+
+    eventually(begins_again, deadline_s=DEADLINE_S)

@@ -102,6 +102,34 @@ def test_the_one_value_that_is_needed_is_named() -> None:
         render({})
 
 
+TWO_RANKS: dict[str, Any] = {"config": {"engine": {"tensor_parallel_size": 2}}, **MODEL}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {},
+            r"target\.gpus is 1 beside config\.engine\.tensor_parallel_size: 2: each .*; give target\.gpus=2",
+        ),
+        (
+            {"target": {"gpus": 2}, "colocate": {"enabled": True, "sharedGpu": True}},
+            r"colocate\.sharedGpu is set beside config\.engine\.tensor_parallel_size: 2: each .*; leave one of them",
+        ),
+    ],
+)
+def test_ranks_without_gpus_of_their_own_are_refused_before_there_are_pods(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=said):
+        render(TWO_RANKS | values)
+
+
+@pytest.mark.parametrize(("gpus", "of_a_process"), [(0, 0), (2, 2), (4, 2)])
+def test_each_rank_has_a_gpu_where_there_are_any(gpus: int, of_a_process: int) -> None:
+    settings = load(render(TWO_RANKS | {"target": {"gpus": gpus}}).settings)
+    assert settings["pools"]["target"]["num_gpus"] == of_a_process
+    assert settings["pools"]["draft"]["num_gpus"] == 1
+
+
 @pytest.mark.parametrize("missing", ["--input", "--output"])
 def test_a_batch_without_its_files_is_refused_before_it_has_gpus(missing: str) -> None:
     args = {"--input": "/models/in.jsonl", "--output": "/models/out.jsonl"}

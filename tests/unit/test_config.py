@@ -42,16 +42,33 @@ def test_the_example_for_one_gpu() -> None:
     assert config.engine.gpu_memory_utilization == 0.75
 
 
+def test_the_example_for_two_gpus() -> None:
+    config = load_config(EXAMPLES / "two-gpus.yaml")
+    assert (config.pools.target.num_gpus, config.pools.draft.num_gpus) == (1, 1)
+    assert config.pools.hosts == "same"
+    assert config.channel.kind == "auto"
+
+
 def test_the_example_for_two_hosts() -> None:
     config = load_config(EXAMPLES / "two-hosts.yaml")
     assert config.pools.hosts == "different"
     assert config.pools.draft.labels == {"pool": "draft"}
-    assert config.channel.kind == "gloo"
+    assert config.channel.kind == "auto"
     assert config.contract.strict
+    assert config.gateway.is_loopback
+
+
+def test_the_example_for_two_hosts_says_how_other_machines_reach_it(tmp_path: Path) -> None:
+    text = (EXAMPLES / "two-hosts.yaml").read_text()
+    config = load(tmp_path, text.replace("\n# ", "\n"))
+    assert not config.gateway.is_loopback
+    assert config.gateway.tls is not None
+    assert config.gateway.token_file is not None
 
 
 def test_every_example_is_loaded_here() -> None:
-    assert {file.name for file in EXAMPLES.iterdir()} == {"cpu.yaml", "shared-gpu.yaml", "two-hosts.yaml"}
+    names = {"cpu.yaml", "shared-gpu.yaml", "two-gpus.yaml", "two-hosts.yaml"}
+    assert {file.name for file in EXAMPLES.iterdir()} == names
 
 
 def test_a_config_cannot_be_changed(tmp_path: Path) -> None:

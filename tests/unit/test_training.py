@@ -180,6 +180,13 @@ def test_questions_are_read_from_any_of_the_usual_fields(tmp_path: Path) -> None
     assert normalised(" What\n IS it? ") == normalised("what is it?")
 
 
+@pytest.mark.parametrize("within", ["\u2028", "\u2029", "\x85"])
+def test_only_a_newline_ends_a_line(tmp_path: Path, within: str) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_bytes(f'{{"prompt": "A{within}B"}}\r\n\r\n{{"prompt": "C"}}'.encode())
+    assert read_questions(file) == [f"A{within}B", "C"]
+
+
 @pytest.mark.parametrize("line", ["{", '{"text": "A"}', "[1]", '{"turns": []}'])
 def test_a_line_without_a_question_is_named(line: str, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"

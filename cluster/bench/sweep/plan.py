@@ -80,6 +80,10 @@ class BenchPlan:
     max_lag_share: float = 0.25
     """Of the median gap between messages: a generator that wakes later than this was the bottleneck."""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    address: str | None = None
+    """Of a server that was there; None for clusters, which their configs say."""
+    model: str | None = None
+    """As that server names it; None until it has been asked."""
 
     def cells(self, variant: Variant) -> Iterator[Cell]:
         for concurrency, rate in itertools.product(self.concurrencies, self.request_rates):
@@ -110,6 +114,8 @@ class BenchPlan:
             "max_spread": self.max_spread,
             "max_lag_share": self.max_lag_share,
             "metadata": dict(self.metadata),
+            "address": self.address,
+            "model": self.model,
         }
 
 

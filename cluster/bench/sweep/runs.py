@@ -1,6 +1,7 @@
 """A sweep's folder: its plan, and a file for each run that has ended. A second start goes on with what is missing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -11,14 +12,20 @@ from cluster.outputs import hold, unwritable, write_whole
 
 RUN_SCHEMA: Final = "dspark-cluster/bench-run/1"
 
+_PLAN: Final = Path("plan.json")
+
+
+class OtherSweepError(UserError):
+    """The folder is another sweep's."""
+
 
 class RunFolder:
-    """Held by one process at a time, from construction to `close`."""
+    """Held by one process at a time, from construction to `close`. `plan` is with the model that a server has named."""
 
     def __init__(self, folder: Path, plan: BenchPlan) -> None:
         """Raises UserError where the folder can't be had, or is another sweep's."""
         self._folder = folder
-        plan_file = folder / "plan.json"
+        self.plan = plan
         try:
             (folder / "runs").mkdir(parents=True, exist_ok=True)
             self._held = (folder / "lock").open("a")
@@ -26,7 +33,7 @@ class RunFolder:
             raise unwritable(folder, error) from error
         try:
             hold(self._held, folder)
-            self._tie(plan_file, to_text(plan.to_json()))
+            self._tie()
         except OSError as error:  # a file system without locks
             self._held.close()
             raise unwritable(folder, error) from error
@@ -42,6 +49,14 @@ class RunFolder:
 
     def close(self) -> None:
         self._held.close()
+
+    def begin(self, model: str) -> None:
+        """The server that was there names this model. Raises OtherSweepError where the folder's named another."""
+        if self.plan.model is None:
+            self.plan = replace(self.plan, model=model)
+            self._write_plan()
+        elif self.plan.model != model:
+            raise self._other(f"of the model {self.plan.model}, and this server's is {model}")
 
     def read(self, cell: Cell, repeat: int) -> dict[str, Any] | None:
         """A run that has ended, whether its figures can be used or not (`is_good`), or None."""
@@ -68,22 +83,30 @@ class RunFolder:
     def _file(self, cell: Cell, repeat: int) -> Path:
         return self._folder / "runs" / f"{cell.key}-{repeat}.json"
 
-    def _tie(self, file: Path, plan: str) -> None:
+    def _tie(self) -> None:
+        file = self._folder / _PLAN
         if not file.exists():
             if any((self._folder / "runs").iterdir()):
-                why = "it has runs, and no plan.json that says of what"
+                why = f"it has runs, and no {_PLAN} that says of what"
                 raise UserError(f"output {self._folder}", why, "choose another --output")
-            self.write_file(Path(file.name), plan)
+            self._write_plan()
             return
         before = json.loads(file.read_bytes())
-        now = json.loads(plan)
+        self.plan = replace(self.plan, model=before.get("model"))
+        now = json.loads(self._plan_text())
         other = [key for key in now if before.get(key) != now[key]]
         if other:
-            raise UserError(
-                f"output {self._folder}",
-                f"it belongs to another sweep, which differs in {', '.join(other)}",
-                "repeat that one's command, or choose another --output",
-            )
+            raise self._other(f"which differs in {', '.join(other)}")
+
+    def _other(self, how: str) -> OtherSweepError:
+        remedy = "repeat that one's command, or choose another --output"
+        return OtherSweepError(f"output {self._folder}", f"it belongs to another sweep, {how}", remedy)
+
+    def _write_plan(self) -> None:
+        self.write_file(_PLAN, self._plan_text())
+
+    def _plan_text(self) -> str:
+        return to_text(self.plan.to_json())
 
 
 def is_good(run: dict[str, Any] | None) -> bool:

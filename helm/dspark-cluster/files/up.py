@@ -1,8 +1,8 @@
 """up.py CONFIG RUN HOST PORT: see to it that a gateway serves at HOST:PORT, of a cluster with the settings CONFIG.
 
 Ray runs `dspark-cluster up` once, as the job RUN, and this waits for its end. Who asks again waits for the same run, so
-this may be interrupted and repeated. What failed, or serves no longer, is run anew; a head that was lost has forgotten
-its runs. Another RUN takes the place of the cluster that is there.
+this may be interrupted and repeated. What failed, or serves no longer and has no gateway, is run anew; a head that was
+lost has forgotten its runs. Another RUN takes the place of the cluster that is there.
 
 Runs outside Ray, in a pod with RAY_API_SERVER_ADDRESS.
 """
@@ -16,6 +16,10 @@ import time
 from pathlib import Path
 
 from ray.job_submission import JobStatus, JobSubmissionClient
+from ray.util.state import list_actors
+
+from actors.names import GATEWAY
+from cluster.config import load_config
 
 ENTRYPOINT = "dspark-cluster down && dspark-cluster up cluster.yaml"
 
@@ -30,7 +34,7 @@ MOVE_S = 180.0
 def main(config: str, run: str, host: str, port: str) -> int:
     client = connect()
     status = status_of(client, run)
-    if status is JobStatus.SUCCEEDED and serves(host, int(port)):
+    if status is JobStatus.SUCCEEDED and (serves(host, int(port)) or comes_back(Path(config))):
         return 0
     if status not in (JobStatus.PENDING, JobStatus.RUNNING):
         if status is not None:
@@ -64,6 +68,17 @@ def serves(host: str, port: int) -> bool:
         except OSError:
             time.sleep(POLL_S)
     return False
+
+
+def comes_back(config: Path) -> bool:
+    """Whether the cluster still has its gateway. Ray starts again what it has lost, and nobody is sent to a gateway
+    whose replicas load: to start the cluster again would only end that."""
+    namespace = load_config(config).ray.namespace
+    wanted = [("ray_namespace", "=", namespace), ("name", "=", GATEWAY), ("state", "!=", "DEAD")]
+    gateways = list_actors(filters=wanted)
+    for gateway in gateways:
+        print(f"not reached, but Ray has the gateway ({gateway.state}): the cluster comes back by itself", flush=True)
+    return bool(gateways)
 
 
 def submit(client: JobSubmissionClient, run: str, config: Path) -> None:

@@ -22,6 +22,12 @@
   annotations:
     summary: {{ "Replica {{ $labels.replica }} decodes without its draft" | quote }}
     description: Answers are right, and slower. Look at the draft worker's log in Ray's dashboard.
+- alert: DsparkDraftFlaps
+  expr: increase(dspark_draft_losses_total{{ $of }}[30m]) > 3
+  labels: {severity: warning}
+  annotations:
+    summary: {{ "Replica {{ $labels.replica }} loses its draft again and again" | quote }}
+    description: Each time it decodes alone until the draft is back. Look at the draft worker's log in Ray's dashboard, and at what it shares its GPU and network with.
 - alert: DsparkFewTokensAccepted
   expr: |-
     1 + sum by (replica) (rate(vllm:spec_decode_num_accepted_tokens_total{{ $of }}[15m]))
@@ -37,7 +43,7 @@
   labels: {severity: warning}
   annotations:
     summary: {{ "{{ $value }} choices wait" | quote }}
-    description: Requests come faster than the replicas answer. Add replicas, or raise what runs at once.
+    description: Requests come faster than the replicas answer. Raise gateway.limits.max_running and engine.max_num_seqs in `config`, or add replicas.
 - alert: DsparkCallsFail
   expr: |-
     sum by (method) (rate(dspark_grpc_requests_total{ {{- $pods }},status=~"INTERNAL|UNAVAILABLE|UNKNOWN"}[5m]))

@@ -53,6 +53,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if not (.group.gpus | int) }}0{{ else if and .root.Values.colocate.enabled .root.Values.colocate.sharedGpu }}0.5{{ else }}1{{ end -}}
 {{- end -}}
 
+{{/* GPUs of one process of the target: one a tensor-parallel rank, or its share. */}}
+{{- define "dspark.targetGpus" -}}
+{{- $v := .Values -}}
+{{- $ranks := dig "engine" "tensor_parallel_size" 1 $v.config | int -}}
+{{- $gpus := $v.target.gpus | int -}}
+{{- if and $gpus (gt $ranks 1) -}}
+{{- if lt $gpus $ranks -}}
+{{- fail (printf "target.gpus is %d beside config.engine.tensor_parallel_size: %d: each rank needs one; give target.gpus=%d" $gpus $ranks $ranks) -}}
+{{- end -}}
+{{- if and $v.colocate.enabled $v.colocate.sharedGpu -}}
+{{- fail (printf "colocate.sharedGpu is set beside config.engine.tensor_parallel_size: %d: each rank needs a whole GPU; leave one of them out" $ranks) -}}
+{{- end -}}
+{{- $ranks -}}
+{{- else -}}
+{{- include "dspark.gpuShare" (dict "root" . "group" $v.target) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The label of Ray's nodes that have a pool: both of a pair, where they share pods. */}}
 {{- define "dspark.pool" -}}
 {{- ternary "pair" .pool .root.Values.colocate.enabled -}}
@@ -62,7 +80,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "dspark.config" -}}
 {{- $v := .Values -}}
 {{- $model := dict "target" (include "dspark.target" .) -}}
-{{- $target := dict "num_gpus" (include "dspark.gpuShare" (dict "root" . "group" $v.target) | float64) "labels" (dict "pool" (include "dspark.pool" (dict "root" . "pool" "target"))) -}}
+{{- $target := dict "num_gpus" (include "dspark.targetGpus" . | float64) "labels" (dict "pool" (include "dspark.pool" (dict "root" . "pool" "target"))) -}}
 {{- $pools := dict "replicas" ($v.target.replicas | int) "target" $target -}}
 {{- if $v.model.draft -}}
 {{- $_ := set $model "draft" $v.model.draft -}}

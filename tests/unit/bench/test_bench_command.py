@@ -22,6 +22,7 @@ from cluster.bench.load.overhead import bottleneck
 from cluster.bench.load.records import LoadResult
 from cluster.bench.measures import median_itl_s
 from cluster.client import AsyncClient, Request, Stopping, TextPrompt
+from tests.unit.bench.conftest import Answering
 from tests.unit.serving.conftest import Served
 
 # How busy the machine of the tests is shall not matter.
@@ -31,12 +32,12 @@ DEADLINE_S = 120
 """For a command to start, to work or to end on a machine that does other things."""
 
 
-def words(served: Served, folder: Path, *more: object) -> list[str]:
-    return ["bench", "--address", served.server.address, "--output", str(folder), *map(str, (*SMALL, *more))]
+def words(address: str, folder: Path, *more: object) -> list[str]:
+    return ["bench", "--address", address, "--output", str(folder), *map(str, (*SMALL, *more))]
 
 
 def bench(served: Served, folder: Path, *more: object) -> Result:
-    return CliRunner().invoke(app, words(served, folder, *more))
+    return CliRunner().invoke(app, words(served.server.address, folder, *more))
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -69,7 +70,12 @@ def test_a_sweep_that_is_killed_goes_on_where_it_stopped(start: Callable[..., Se
     served = start(step_s=STEP_S)
     for sent, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130)):
         there = len(run_files(tmp_path)) if (tmp_path / "runs").exists() else 0
-        command = [sys.executable, "-m", "actors.cli", *words(served, tmp_path, "--concurrency", 1, "--repeats", 8)]
+        command = [
+            sys.executable,
+            "-m",
+            "actors.cli",
+            *words(served.server.address, tmp_path, "--concurrency", 1, "--repeats", 8),
+        ]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             deadline_s = time.monotonic() + DEADLINE_S
             while not (tmp_path / "runs").exists() or len(run_files(tmp_path)) == there:
@@ -108,6 +114,68 @@ def test_a_folder_of_another_sweep_is_refused(start: Callable[..., Served], tmp_
     assert result.exit_code == 2
     assert "it belongs to another sweep, which differs in concurrencies" in result.stderr
     assert run_files(tmp_path) == before
+
+
+def test_another_server_is_another_sweep(start: Callable[..., Served], tmp_path: Path) -> None:
+    result = bench(start(step_s=STEP_S), tmp_path, "--concurrency", 1)
+    assert result.exit_code == 0, result.output
+    before = run_files(tmp_path)
+    result = bench(start(step_s=STEP_S), tmp_path, "--concurrency", 1)
+    assert result.exit_code == 2
+    assert "it belongs to another sweep, which differs in address" in result.stderr
+    assert run_files(tmp_path) == before
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_another_model_behind_the_same_address_is_another_sweep(
+    start: Callable[..., Served], tmp_path: Path, ended: bool
+) -> None:
+    served = start(step_s=STEP_S)
+    assert bench(served, tmp_path, "--concurrency", 1).exit_code == 0
+    assert results(tmp_path)["plan"]["model"] == "scripted"
+    if not ended:
+        next((tmp_path / "runs").glob("*.json")).unlink()
+    before = run_files(tmp_path)
+    served.engine.model = replace(served.engine.model, name="other")
+    result = bench(served, tmp_path, "--concurrency", 1)
+    assert result.exit_code == 2, result.output
+    assert "it belongs to another sweep, of the model scripted, and this server's is other" in result.stderr
+    assert run_files(tmp_path) == before
+
+
+def test_a_server_that_was_away_is_named_once_it_is_back(start: Callable[..., Served], tmp_path: Path) -> None:
+    served = start(step_s=STEP_S)
+    address = served.server.address
+    served.loop.run(served.server.stop())
+    assert bench(served, tmp_path, "--concurrency", 1).exit_code == 1
+    assert results(tmp_path)["plan"]["model"] is None
+    start(step_s=STEP_S, port=int(address.rpartition(":")[2]))
+    result = CliRunner().invoke(app, words(address, tmp_path, "--concurrency", 1))
+    assert result.exit_code == 0, result.output
+    assert results(tmp_path)["plan"]["model"] == "scripted"
+
+
+def test_a_finished_sweep_is_shown_again_without_its_server(start: Callable[..., Served], tmp_path: Path) -> None:
+    served = start(step_s=STEP_S)
+    assert bench(served, tmp_path, "--concurrency", 1).exit_code == 0
+    before = run_files(tmp_path)
+    served.loop.run(served.server.stop())
+    result = bench(served, tmp_path, "--concurrency", 1)
+    assert result.exit_code == 0, result.output
+    assert "UNAVAILABLE" in result.stderr
+    assert run_files(tmp_path) == before
+
+
+def test_a_second_bench_asks_the_same_and_finds_nothing_in_the_prefix_cache(
+    answering: Callable[[list[str]], tuple[str, Answering]], tmp_path: Path
+) -> None:
+    address, engine = answering(["all right"])
+    for output in ("one", "other"):
+        CliRunner().invoke(app, words(address, tmp_path / output, "--concurrency", 1))
+    one, other = engine.asked[: len(engine.asked) // 2], engine.asked[len(engine.asked) // 2 :]
+    assert len(one) == 3 * (6 + 1)
+    assert [request.prompt for request in one] == [request.prompt for request in other]
+    assert len({request.cache_salt for request in engine.asked}) == len(engine.asked)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,19 @@ def test_accuracy_with_speculation_and_without(answering: Start, data: Path) -> 
     assert "speculation: accuracy 0.750, 3 of 4; acceptance length 2.000" in result.stderr
 
 
+@pytest.mark.parametrize("within", ["\u2028", "\u2029", "\x85"])
+def test_only_a_newline_ends_a_line(answering: Start, tmp_path: Path, within: str) -> None:
+    data = tmp_path / "gsm8k.jsonl"
+    line = {"question": f"How much{within}is 0 and 1?", "answer": "#### 1"}
+    data.write_text(json.dumps(line, ensure_ascii=False) + "\n", encoding="utf-8")
+    address, _ = answering([f" {within}#### 1"])
+    result = evaluate(address, data)
+    assert result.exit_code == 0, result.output
+    (item,) = results(data)["items"]
+    assert within in item["question"]
+    assert within in item["plain"]["text"]
+
+
 @pytest.mark.parametrize(
     ("gate", "code", "said"),
     [
