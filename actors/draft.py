@@ -61,14 +61,14 @@ class DraftWorker:
         from cluster.engine.pair import draft_engine_args
         from cluster.speculation.draft_process import DraftSettings, end, run
 
-        config = self._config
+        config, shared = self._config, self._config.pools.shared_gpu
         settings = DraftSettings(
             member=self._member,
             engine_args=draft_engine_args(
                 engine_settings(config),
                 config.contract,
-                of_gpu=config.pools.draft.num_gpus or 1.0,
-                beside_target=config.pools.targets_share_gpus,
+                of_gpu=shared or config.pools.draft.num_gpus or 1.0,
+                beside_target=shared is not None,
             ),
             host=self._host,
             faults=self._config.faults,

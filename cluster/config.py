@@ -93,9 +93,10 @@ class PoolsConfig:
         require_positive(replicas=self.replicas)
 
     @property
-    def targets_share_gpus(self) -> bool:
-        """Whether a target has a part of a GPU, of which another part is its draft's."""
-        return self.target.num_gpus is not None and 0 < self.target.num_gpus < 1
+    def shared_gpu(self) -> float | None:
+        """The part of a GPU that a target and its draft have together; None where neither shares its own."""
+        of_target = self.target.num_gpus
+        return None if of_target is None or not 0 < of_target < 1 else of_target + (self.draft.num_gpus or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

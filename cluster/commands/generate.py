@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.channel.base import ChannelKind
 from cluster.commands.terminal import messages
 from cluster.contract.policy import Policy
+from cluster.engine.cpu import profile
 from cluster.engine.in_process import GenerationDelta, GenerationRequest, InProcessEngine, join_deltas
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
@@ -147,7 +149,10 @@ def answer(
     with _parts_of_trace(options.profile) as (target_trace, draft_trace):
         with messages.status(f"loading {settings.target.name}"):
             if separate is not None:
-                engine: InProcessEngine = SeparateEngine(settings, policy=separate, draft_trace=draft_trace)
+                channel: ChannelKind = "shm" if profile.is_cpu_installation() else "cuda_ipc"
+                engine: InProcessEngine = SeparateEngine(
+                    settings, policy=separate, channel=channel, draft_trace=draft_trace
+                )
             else:
                 engine = InProcessEngine(settings)
         with engine, traced(target_trace, "target"):

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from cluster.config import ClusterConfig
 from cluster.engine.cpu import profile
+from cluster.engine.pair import beside_draft
 from cluster.engine.settings import EngineSettings
 from cluster.errors import UserError
 from cluster.models.draft import plan_speculation
@@ -21,10 +22,12 @@ def engine_settings(config: ClusterConfig) -> EngineSettings:
     if model.draft is not None:
         draft = open_model(model.draft, role="draft", weights=weights)
         speculation = plan_speculation(target, draft, model.num_speculative_tokens)
-    return EngineSettings(
+    settings = EngineSettings(
         target=target,
         speculation=speculation,
         load_format=model.load_format,
         synthetic_acceptance_length=model.synthetic_acceptance_length,
         **asdict(config.engine),
     )
+    shared = config.pools.shared_gpu if config.has_draft_workers else None
+    return settings if shared is None else beside_draft(settings, shared)

@@ -18,7 +18,7 @@ from cluster.control.refusals import to_error, to_refusal
 from cluster.control.settings import DEFAULT_START_TIMEOUT_S, CoordinatorSettings, MemberSettings
 from cluster.control.supervisor import SupervisedProcess
 from cluster.engine.in_process import InProcessEngine
-from cluster.engine.pair import draft_engine_args, target_engine_args
+from cluster.engine.pair import beside_draft, draft_engine_args, target_engine_args
 from cluster.engine.settings import EngineSettings
 from cluster.engine.tracing import await_trace
 from cluster.errors import UserError
@@ -56,14 +56,17 @@ class SeparateEngine(InProcessEngine):
     ) -> None:
         """`start_timeout_s` is for each thing that one side waits for on the other until they serve, such as to load
         its weights; `stall_limit_s` and `faults` are as in RemoteDraftSettings. `draft_module` is what the draft's
-        process runs; tests have one that misbehaves. `draft_environment` goes over this process's, such as for the
-        GPUs that it sees. `draft_trace` is where the draft leaves a trace of its rounds when it ends.
+        process runs; tests have one that misbehaves. `draft_environment` goes over this process's, for the GPUs that
+        it sees: without it the draft is on its target's. `draft_trace` is where the draft leaves a trace of its rounds when it ends.
 
         Raises:
             UserError: the pair can't be started. ContractError is one: neither side has allocated its KV cache then.
         """
         if settings.speculation is None:
             raise UserError("placement separate", "there is no draft to separate", "name one with --draft")
+        is_beside = not draft_environment
+        if is_beside:
+            settings = beside_draft(settings)
         self._folder = Path(tempfile.mkdtemp(prefix="dspark-pair-"))
         address = f"unix:{self._folder / 'coordinator'}"
         coordinator = CoordinatorSettings(address=address, policy=policy)
@@ -74,7 +77,7 @@ class SeparateEngine(InProcessEngine):
         self._draft_trace = draft_trace
         draft_settings = {
             "member": to_plain(draft),
-            "engine_args": draft_engine_args(settings, policy, beside_target=not draft_environment),
+            "engine_args": draft_engine_args(settings, policy, beside_target=is_beside),
             "trace": None if draft_trace is None else str(draft_trace),
             "faults": to_plain(faults),
         }

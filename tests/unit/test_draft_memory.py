@@ -11,7 +11,7 @@ import torch
 from cluster.config import PoolConfig, PoolsConfig
 from cluster.contract.policy import Policy
 from cluster.engine.cpu import profile
-from cluster.engine.pair import DRAFT_SHARE, draft_engine_args
+from cluster.engine.pair import DRAFT_SHARE, beside_draft, draft_engine_args
 from cluster.speculation.draft_memory import left_of
 from tests.split.arms import pair_settings
 
@@ -24,8 +24,9 @@ GIB = 1 << 30
         (0.8, 1.0, False, 0.8),  # a GPU of its own: as much as the target has of its
         (None, 1.0, False, 0.92),
         (0.8, 0.5, False, 0.4),  # two drafts on one
-        (0.75, 0.5, True, 0.25),  # what the target leaves
-        (0.3, 0.5, True, 0.5),  # of which another pair has the rest
+        (0.75, 1.0, True, 0.25),  # what the target leaves
+        (0.3, 0.5, True, 0.2),  # of half a GPU: another pair has the other half
+        (0.9, 0.5, True, 0.0),
     ],
 )
 def test_a_drafts_share(
@@ -43,9 +44,23 @@ def test_a_drafts_share(
     assert arguments["gpu_memory_utilization"] == 0.01  # to start beside anything
 
 
-@pytest.mark.parametrize(("of_gpu", "shares"), [(None, False), (1.0, False), (2.0, False), (0.0, False), (0.5, True)])
-def test_a_part_of_a_gpu_is_shared(of_gpu: float | None, shares: bool) -> None:
-    assert PoolsConfig(target=PoolConfig(num_gpus=of_gpu)).targets_share_gpus is shares
+@pytest.mark.parametrize(
+    ("of_target", "of_draft", "both"),
+    [(None, None, None), (1.0, 1.0, None), (2.0, 0.5, None), (0.0, 0.0, None), (0.5, 0.5, 1.0), (0.25, 0.25, 0.5)],
+)
+def test_a_part_of_a_gpu_is_shared(of_target: float | None, of_draft: float | None, both: float | None) -> None:
+    pools = PoolsConfig(target=PoolConfig(num_gpus=of_target), draft=PoolConfig(num_gpus=of_draft))
+    assert pools.shared_gpu == both
+
+
+def test_a_target_beside_its_draft_leaves_it_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = pair_settings("qwen3-dspark", tmp_path)
+    assert beside_draft(settings) == settings  # a CPU's KV cache has a size of its own
+    monkeypatch.setattr(profile, "is_cpu_installation", lambda: False)
+    assert beside_draft(settings).gpu_memory_utilization == 0.75
+    assert beside_draft(settings, 0.5).gpu_memory_utilization == 0.375
+    told = replace(settings, gpu_memory_utilization=0.6)
+    assert beside_draft(told) == told
 
 
 def config(share: float, *, requests: int = 64) -> Any:
