@@ -57,7 +57,8 @@ class SeparateEngine(InProcessEngine):
         """`start_timeout_s` is for each thing that one side waits for on the other until they serve, such as to load
         its weights; `stall_limit_s` and `faults` are as in RemoteDraftSettings. `draft_module` is what the draft's
         process runs; tests have one that misbehaves. `draft_environment` goes over this process's, for the GPUs that
-        it sees: without it the draft is on its target's. `draft_trace` is where the draft leaves a trace of its rounds when it ends.
+        it sees: without it the draft is on its target's. `draft_trace` is where the draft leaves a trace of its rounds
+        when it ends.
 
         Raises:
             UserError: the pair can't be started. ContractError is one: neither side has allocated its KV cache then.
