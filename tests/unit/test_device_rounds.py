@@ -34,7 +34,7 @@ from cluster.speculation.pace import Pace  # noqa: E402
 from cluster.speculation.round import Round  # noqa: E402
 from cluster.speculation.rounds import RoundTimes  # noqa: E402
 from cluster.speculation.stream_waits import StreamWaits  # noqa: E402
-from cluster.speculation.target_rounds import DeviceRounds  # noqa: E402
+from cluster.speculation.target_rounds import DeviceRounds, _kind_of, target_rounds  # noqa: E402
 from cluster.speculation.watch import WATCH_INTERVAL_S, RoundWatch  # noqa: E402
 from tests.rounds import (  # noqa: E402
     CODEC,
@@ -331,6 +331,19 @@ def test_rounds_that_may_run_other_kernels_have_the_deadline_first(paced: Device
     assert all(proposed(paced)[0] for _ in range(PACED))
     hanging.seconds = 1.5 * STALL_LIMIT_S
     assert proposed(paced, wanted=1)[0], "a draft that drafts fewer compiles first"
+
+
+def test_a_draft_that_comes_anew_compiles_as_the_first_one_did(channel: EagerChannel, hanging: Hanging) -> None:
+    pace = Pace(deadline_s=DEADLINE_S, stall_limit_s=STALL_LIMIT_S)
+    kind = _kind_of(round_of([2, 1])[0])
+    for num_tokens in (3, 3, 3, 3):
+        pace.took(num_tokens, 0.01, kind)
+    assert pace.allowed_s(3, kind) < 1.5 * STALL_LIMIT_S
+    target = target_rounds(channel, CODEC, epoch=1, pace=pace, device=CPU, times=RoundTimes())
+    assert isinstance(target, DeviceRounds)
+    hanging.seconds = 1.5 * STALL_LIMIT_S
+    assert proposed(target)[0]
+    target.close()
 
 
 def test_what_the_target_does_between_two_rounds_is_not_the_draft_s(paced: DeviceRounds, hanging: Hanging) -> None:
