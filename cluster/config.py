@@ -106,7 +106,7 @@ class ChannelConfig:
     kind: ChannelChoice = "auto"
     """auto: between GPUs cuda_ipc on one host and nccl on two, without GPUs shm and gloo."""
     round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
-    """For rounds of a size that hasn't been seen yet, and for all through a GPU's memory."""
+    """For rounds of a size that hasn't been seen a few times yet."""
     stall_limit_s: float | None = DEFAULT_STALL_LIMIT_S
     """Beyond a round as they have been, after which the target goes on alone, until the draft has come back; None
     waits for the deadline."""

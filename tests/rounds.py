@@ -58,7 +58,7 @@ class CpuDeviceChannel(DeviceChannel):
         self.reply_buffer = torch.zeros(max_reply_bytes(SIZES), dtype=torch.uint8)
         self.request_address, self.reply_address = self.request_buffer.data_ptr(), self.reply_buffer.data_ptr()
         self.lost: ChannelError | None = None
-        self._replied = 0
+        self._requested = self._replied = 0
         self._notices = notices
 
     def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:  # noqa: ARG002
@@ -82,6 +82,10 @@ class CpuDeviceChannel(DeviceChannel):
         wait_until(lambda: has_reached(self._replied, step))
 
     @property
+    def requested(self) -> int:
+        return self._requested
+
+    @property
     def replied(self) -> int:
         return self._replied
 
@@ -90,6 +94,22 @@ class CpuDeviceChannel(DeviceChannel):
 
     def gone(self) -> ChannelError | None:
         return self.lost
+
+    def new_event(self) -> "CpuEvent":
+        return CpuEvent()
+
+
+class CpuEvent:
+    """Of a stream that is a thread."""
+
+    def record(self) -> None:
+        self.at_s = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: "CpuEvent", /) -> float:
+        return 1e3 * (end.at_s - self.at_s)
 
 
 def wait_until(is_over: Callable[[], bool]) -> None:

@@ -7,8 +7,9 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-PARTS: Final = ("fuse", "encode", "transfer", "draft", "decode")
-"""Of a round with a draft in another process, as the target's clock has them; `wait` is transfer and draft."""
+PARTS: Final = ("fuse", "encode", "transfer", "draft", "decode", "wait")
+"""Of a round with a draft in another process, as the target's clock has them. `wait` is transfer and draft where a
+GPU's stream waits, and nobody tells them apart."""
 
 _STEPS: Final = "vllm:iteration_tokens_total_count"
 _COUNTERS: Final = {
@@ -80,7 +81,8 @@ def step_figures(counted: EngineCounters, duration_s: float) -> dict[str, float]
     """An average engine step, in milliseconds and bytes by part, over `duration_s` of all replicas.
 
     `target` is what isn't any other part: the target's own step with scheduling and, where requests don't wait, its
-    idle time. Parts that nobody timed are missing: of a device channel, where a GPU's stream waits, all but `fuse`.
+    idle time. Parts that nobody timed are missing: of a device channel, where a GPU's stream waits, all but `fuse` and
+    `wait`; elsewhere `wait` is transfer and draft.
     """
     steps = counted.values.get("steps", 0.0)
     if not steps:
@@ -90,7 +92,7 @@ def step_figures(counted: EngineCounters, duration_s: float) -> dict[str, float]
     figures = {"engine_steps": steps, "step_ms": whole_ms, "step_target_ms": whole_ms - sum(parts.values())}
     if "rounds" in counted.values:
         figures |= {f"step_{part}_ms": value for part, value in parts.items() if value}
-        if wait_ms := parts["transfer"] + parts["draft"]:
+        if wait_ms := parts["transfer"] + parts["draft"] + parts["wait"]:
             figures["step_wait_ms"] = wait_ms
         figures |= {name: counted.values[name] / steps for name in ("bytes_to_draft", "bytes_to_target")}
         figures["draft_losses"] = counted.values["draft_losses"]

@@ -141,6 +141,10 @@ class CudaIpcChannel(GpuChannel):
         self._wait(_Flag.REPLY, step)
 
     @property
+    def requested(self) -> int:
+        return self._flags.read(_Flag.REQUEST)
+
+    @property
     def replied(self) -> int:
         return self._flags.read(_Flag.REPLY)
 

@@ -10,10 +10,13 @@ REPLY is a word of host memory that the CPU can set, too: it ends the wait for a
 then finds ANSWERED, in device memory, as it was, and knows that there is no reply. A round's buffers are free for the
 next as soon as the target's stream has passed REPLY, so one of each is enough. Between buffers of their own a reply may
 be cut off behind its ANSWERED: then its tokens are none, which is found, or any, which costs speed alone.
+
+REQUEST is a word of host memory, too: by it the target's CPU, which is ahead of its stream, sees since when that waits
+for the draft.
 """
 
 from abc import abstractmethod
-from typing import Final
+from typing import Any, Final, Protocol
 
 from cluster.channel.base import Channel
 from cluster.channel.errors import ChannelError
@@ -37,6 +40,17 @@ def has_reached(word: int, step: int) -> bool:
     return (word - step) % _WORD < _WORD // 2
 
 
+class StreamEvent(Protocol):
+    """A point of the stream that was current when it was recorded, and when that came there. As torch has them."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, end: Any, /) -> float:
+        """Milliseconds until another one. The stream must have passed both."""
+
+
 class DeviceChannel(Channel):
     """Addresses are of this side's device, and steps words of 32 bits.
 
@@ -49,8 +63,8 @@ class DeviceChannel(Channel):
 
     @abstractmethod
     def request(self, step: int, num_bytes: int, reply_bytes: int) -> None:
-        """When the stream gets here, the first `num_bytes` of the request are written: the draft may have them. Its
-        reply will have `reply_bytes`.
+        """When the stream gets here, the first `num_bytes` of the request are written: the draft may have them, and
+        REQUEST is the step. Its reply will have `reply_bytes`.
 
         Raises ChannelError where there is nobody to have them.
         """
@@ -72,6 +86,11 @@ class DeviceChannel(Channel):
 
     @property
     @abstractmethod
+    def requested(self) -> int:
+        """What REQUEST is now. From any thread of the target."""
+
+    @property
+    @abstractmethod
     def replied(self) -> int:
         """What REPLY is now. From any thread of the target."""
 
@@ -83,6 +102,10 @@ class DeviceChannel(Channel):
     @abstractmethod
     def gone(self) -> ChannelError | None:
         """Why there is nobody to talk to, if so. From any thread, in a microsecond."""
+
+    @abstractmethod
+    def new_event(self) -> StreamEvent:
+        """For a stream of this side."""
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -38,6 +38,9 @@ class GpuChannel(DeviceChannel):
     def gone(self) -> ChannelError | None:
         return self._beside.gone()
 
+    def new_event(self) -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True)
+
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 

@@ -84,6 +84,8 @@ class NcclChannel(GpuChannel):
         # Page-locked, so the GPU has it under the same address.
         self._reply_word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._reply_view = self._reply_word.numpy().view(np.uint32)
+        self._request_word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._request_view = self._request_word.numpy().view(np.uint32)
 
     @staticmethod
     def check(address: ChannelAddress) -> None:
@@ -137,6 +139,8 @@ class NcclChannel(GpuChannel):
         self._group.send(self.request_address, num_bytes, self._stream)
         self._group.receive(self.reply_address, reply_bytes, self._stream)
         cuda_driver.stream_write(self._stream, self._reply_word.data_ptr(), step)
+        # Not on the side stream, where the transfer would wait for it.
+        cuda_driver.stream_write(current_stream(), self._request_word.data_ptr(), step)
 
     def await_request(self, step: int, num_bytes: int) -> None:  # noqa: ARG002 - they come in order
         self._group.receive(self.request_address, num_bytes, current_stream())
@@ -148,6 +152,10 @@ class NcclChannel(GpuChannel):
 
     def await_reply(self, step: int) -> None:
         cuda_driver.stream_wait(current_stream(), self._reply_word.data_ptr(), step)
+
+    @property
+    def requested(self) -> int:
+        return int(self._request_view[0])
 
     @property
     def replied(self) -> int:

@@ -38,8 +38,10 @@ class DraftReport:
 
     epoch: int
     """0 while there is none."""
+    asked: bool
+    """Whether this step asked it."""
     round_s: float | None
-    """What this step waited for it; None if it wasn't asked."""
+    """What it was waited for, in this step or in the last like it; None where it wasn't, or that isn't known."""
 
 
 def install() -> None:
@@ -64,7 +66,7 @@ def install() -> None:
             followed = _of(scheduler)
             if (tokens := _decoded(scheduler, scheduler_output, model_output)) is not None:
                 begun_s = getattr(scheduler_output, _ATTRIBUTE)[1]
-                followed.observe(len(model_output.req_ids), tokens, begun_s, report.round_s)
+                followed.observe(len(model_output.req_ids), tokens, begun_s, report)
             if followed.follow(report.epoch, len(scheduler.running)):
                 scheduler.reset_prefix_cache(reset_running_requests=True)
         return by_client
@@ -103,7 +105,7 @@ class Followed:
         is_first, self.computed = self.computed is None, reported
         return not is_first
 
-    def observe(self, num_reqs: int, num_tokens: int, begun_s: float, round_s: float | None) -> None:
+    def observe(self, num_reqs: int, num_tokens: int, begun_s: float, report: DraftReport) -> None:
         """A step in which all requests decoded."""
         if not self._may_rest:
             return
@@ -111,7 +113,9 @@ class Followed:
         # Steps may overlap: then it took as long as the results are apart.
         step_s = now_s - max(begun_s, self._last_update_s)
         self._last_update_s = now_s
-        if (switch := self._budget.observe(num_reqs, num_tokens, step_s, round_s)) is not None:
+        if report.asked and report.round_s is None:
+            return  # it is neither a plain step, nor can be made one by taking its round away
+        if (switch := self._budget.observe(num_reqs, num_tokens, step_s, report.round_s)) is not None:
             _tell(switch)
 
     def _rest_or_resume(self, num_running: int) -> bool:

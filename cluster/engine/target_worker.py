@@ -119,7 +119,7 @@ class TargetWorker(ContractWorker):
 
     def _draft_report(self) -> DraftReport:
         speculator = self._speculator
-        return DraftReport(epoch=speculator.draft_epoch, round_s=speculator.last_round_s)
+        return DraftReport(epoch=speculator.draft_epoch, asked=speculator.asked, round_s=speculator.last_round_s)
 
     def _join(self) -> Member:
         settings = remote_draft_settings(self.vllm_config.additional_config)

@@ -10,7 +10,12 @@ from cluster.speculation.rounds import RoundReport
 
 
 class RoundCollector(Collector):
-    """Of one report."""
+    """Of one report.
+
+    Between CPUs a round's parts are fuse, encode, transfer, draft and decode. Between GPUs, where a stream waits, they
+    are fuse, and a wait that is transfer and draft together: the draft's own time doesn't travel, and would be called
+    transfer otherwise.
+    """
 
     def __init__(self, report: RoundReport) -> None:
         self._report = report
@@ -19,7 +24,7 @@ class RoundCollector(Collector):
         times = self._report.times
         yield CounterMetricFamily("dspark_rounds", "Rounds that the draft has answered.", times.rounds)
         seconds = CounterMetricFamily("dspark_round_seconds", "Time of rounds, by part.", labels=["part"])
-        for part in ("fuse", "encode", "transfer", "draft", "decode"):
+        for part in ("fuse", "encode", "transfer", "draft", "decode", "wait"):
             seconds.add_metric([part], getattr(times, part))
         yield seconds
         sent = CounterMetricFamily("dspark_channel_bytes", "Bytes between target and draft.", labels=["direction"])

@@ -66,8 +66,10 @@ class RemoteSpeculator(target_seam.DraftlessSpeculator):
         self._losses = 0
         self._rests = False
         self._rests_so_far = 0
+        self.asked = False
+        """Whether the last step asked its draft."""
         self.last_round_s: float | None = None
-        """What the last step waited for its draft; None if it asked none."""
+        """What it waited for it, as of `TargetRounds.propose`; None where that isn't known."""
 
     @property
     def lost(self) -> str | None:
@@ -209,6 +211,7 @@ class RemoteSpeculator(target_seam.DraftlessSpeculator):
         if dummy_run or is_profile:
             return drafts.zero_()
         draft, self.last_round_s = self._draft, None
+        self.asked = draft is not None and not self._rests
         if draft is None or self._rests:
             return self.of_first_rank(drafts.copy_(last_sampled[input_batch.idx_mapping]))
         T, B = input_batch.num_tokens, input_batch.num_reqs
@@ -233,11 +236,9 @@ class RemoteSpeculator(target_seam.DraftlessSpeculator):
             kv_rows=() if self._stored is None else self._stored.take(T, slot_mappings),
         )
         tables = self._block_tables.input_block_tables
-        waited_s = self._times.round_trip
         try:
             with range_of("round"):
-                draft.rounds.propose(round, [tables[i][:B] for i in self._tables], drafts)
-            self.last_round_s = self._times.round_trip - waited_s
+                self.last_round_s = draft.rounds.propose(round, [tables[i][:B] for i in self._tables], drafts)
         except (ChannelError, MessageError) as error:
             self._lose(draft, error)
             round.propose_last(drafts)

@@ -30,6 +30,9 @@ class RoundTimes:
     draft: float = 0.0
     """The part of it in which the draft's model worked, as the draft's clock says."""
     decode: float = 0.0
+    wait: float = 0.0
+    """Through a GPU's memory, where the stream waits and no other part but `fuse` is timed: from the request to the
+    reply, by the stream's clock. There, the draft and back, which nobody tells apart; known a round or two later."""
     request_bytes: int = 0
     reply_bytes: int = 0
 

@@ -2,13 +2,13 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final
 
 import torch
 from numpy.typing import NDArray
 
-from cluster.channel import Channel, ChannelClosed
+from cluster.channel import Channel, ChannelClosed, ChannelError
 from cluster.channel.device import ANSWERED_OFFSET, MAX_ROUNDS_AHEAD, DeviceChannel, has_reached, word_of
 from cluster.speculation.device_kernels import Copier, Copy, copy_of, take_reply
 from cluster.speculation.messages import (
@@ -25,9 +25,13 @@ from cluster.speculation.pace import Pace
 from cluster.speculation.round import Round
 from cluster.speculation.rounds import DraftClient, RoundTimes
 from cluster.speculation.stream_marks import Mark
+from cluster.speculation.stream_waits import StreamWaits
 from cluster.speculation.watch import Watchdog
 
 _AHEAD_POLL_S: Final = 1e-4
+
+_TRITON_MULTIPLE: Final = 16
+"""Triton compiles a kernel once more for integers that this divides."""
 
 
 class TargetRounds(ABC):
@@ -36,9 +40,12 @@ class TargetRounds(ABC):
     times: RoundTimes
 
     @abstractmethod
-    def propose(self, round: Round, block_tables: Sequence[torch.Tensor], drafts: torch.Tensor) -> None:
+    def propose(self, round: Round, block_tables: Sequence[torch.Tensor], drafts: torch.Tensor) -> float | None:
         """Fill `drafts` [B, K], with the last known tokens where there is no proposal. `block_tables` are the round's
         rows [B, W] of each table that travels.
+
+        Returns the seconds that the draft was waited for; those of the last round like this one where it is yet to be
+        waited for, and None while that isn't known.
 
         Raises:
             ChannelError: the draft is gone, or late. There are no further rounds; `drafts` may be anything.
@@ -69,11 +76,13 @@ class MessageRounds(TargetRounds):
         self.times = client.times
         self._client = client
 
-    def propose(self, round: Round, block_tables: Sequence[torch.Tensor], drafts: torch.Tensor) -> None:
+    def propose(self, round: Round, block_tables: Sequence[torch.Tensor], drafts: torch.Tensor) -> float | None:
         round.propose_last(drafts)
+        waited_s = self.times.round_trip
         answer = self._client.propose(_request(round, block_tables))
         if isinstance(answer, ProposeReply):
             drafts[:, : round.num_speculative_tokens].copy_(torch.from_numpy(answer.draft_token_ids))
+        return self.times.round_trip - waited_s
 
     def warm_up(self) -> None:
         self._client.warm_up()
@@ -88,7 +97,8 @@ class MessageRounds(TargetRounds):
 class DeviceRounds(TargetRounds):
     """Nothing here waits for the device or the draft: what waits is the stream, and a watchdog lets it go.
 
-    So a draft's loss is known a round or more after the stream has gone on without it.
+    So a draft's loss is known a round or more after the stream has gone on without it, and likewise what the stream
+    waited. From that comes the pace by which a later round is overdue.
     """
 
     def __init__(
@@ -97,7 +107,7 @@ class DeviceRounds(TargetRounds):
         codec: MessageCodec,
         *,
         epoch: int,
-        deadline_s: float,
+        pace: Pace,
         device: torch.device,
         times: RoundTimes,
     ) -> None:
@@ -105,30 +115,33 @@ class DeviceRounds(TargetRounds):
         self._channel = channel
         self._codec = codec
         self._epoch = epoch
-        self._deadline_s = deadline_s
+        self._pace = pace
         self._layout = DeviceLayout(codec.sizes)
         self._copier = Copier(device, max_copies=len(self._layout.tensors), num_tables=MAX_ROUNDS_AHEAD)
         self._notice = codec.encoder(memoryview(bytearray(max_notice_bytes(codec.sizes))))
         self._step = 0
         self._watchdog = Watchdog(channel)
+        self._waits = StreamWaits(channel.new_event)
         self.mark: Callable[[Mark], None] = lambda _: None
         """Called where the stream's time is to be known."""
 
-    def propose(self, round: Round, block_tables: Sequence[torch.Tensor], drafts: torch.Tensor) -> None:
-        deadline_s = time.monotonic() + self._deadline_s
+    def propose(self, round: Round, block_tables: Sequence[torch.Tensor], drafts: torch.Tensor) -> float | None:
+        self._learn()
+        kind = _kind_of(round)
         step, request = self._step + 1, self._layout.of(round.num_reqs, round.num_tokens)
         reply = self._layout.reply(round.num_reqs)
         copies = self._copies(request, round, block_tables)
-        self._watchdog.begin(word_of(step), deadline_s)
+        self._watchdog.begin(word_of(step), self._pace.allowed_s(round.num_tokens, kind))
         self._step = step
         self._wait_until_near()
         self.mark("begun")
         self._copier.copy(copies)
         self.mark("encoded")
-        self._channel.request(word_of(step), request.num_bytes, reply.end)
         notice = self._notice.encode(self._notice_of(round))
-        self._channel.send([notice], deadline_s)
+        self._ask(notice, request.num_bytes, reply.end)
+        self._waits.begin(round.num_tokens, kind)
         self._channel.await_reply(word_of(step))
+        self._waits.end()
         self.mark("replied")
         take_reply(
             drafts,
@@ -144,13 +157,13 @@ class DeviceRounds(TargetRounds):
         self.times.rounds += 1
         self.times.request_bytes += len(notice) + sum(copy.num_bytes for copy in copies)
         self.times.reply_bytes += drafts.nbytes
+        return self._pace.latest_s(round.num_tokens, kind)
 
     def warm_up(self) -> None:
         """Nothing: the draft has captured its graphs before it opened the channel."""
 
     def abort(self) -> None:
         self._watchdog.lose(ChannelClosed("this side closed the channel"))
-        self._channel.abort()
 
     def close(self) -> None:
         """The stream is let go first, then waited for: it reads what is freed here."""
@@ -158,6 +171,19 @@ class DeviceRounds(TargetRounds):
         self._channel.synchronize()
         self._watchdog.stop()
         self._channel.close()
+
+    def _learn(self) -> None:
+        for wait in self._waits.passed():
+            if self._watchdog.lost is None:  # or it may have ended without a reply
+                self._pace.took(wait.num_tokens, wait.seconds, wait.kind)
+            self.times.wait += wait.seconds
+
+    def _ask(self, notice: memoryview, request_bytes: int, reply_bytes: int) -> None:
+        try:
+            self._channel.send([notice], time.monotonic() + self._pace.deadline_s)
+            self._channel.request(word_of(self._step), request_bytes, reply_bytes)  # last: the draft's time begins
+        except ChannelError as error:
+            raise self._watchdog.lost or error from error  # the watchdog may have ended the channel, and knows why
 
     def _copies(self, request: Layout, round: Round, block_tables: Sequence[torch.Tensor]) -> list[Copy]:
         rows = {f"block_tables[{i}]": table for i, table in enumerate(block_tables)}
@@ -197,9 +223,21 @@ def target_rounds(
 ) -> TargetRounds:
     """`pace` says how long a round may take, from when it is sent to its answer; `times` are added to."""
     if isinstance(channel, DeviceChannel):
-        # Nobody here waits for an answer, so nobody learns a pace.
-        return DeviceRounds(channel, codec, epoch=epoch, deadline_s=pace.deadline_s, device=device, times=times)
+        # Its draft is in a process that is new, compiles again, and hasn't been warmed up by rounds of nobody's.
+        return DeviceRounds(channel, codec, epoch=epoch, pace=pace.anew(), device=device, times=times)
     return MessageRounds(DraftClient(channel, codec, epoch=epoch, pace=pace, times=times))
+
+
+def _kind_of(round: Round) -> Hashable:
+    """What decides, beside its length, which kernels the draft runs for a round: one that it hasn't run yet is compiled
+    first, and that takes longer than a draft may hang."""
+    return (
+        round.num_reqs.bit_length(),
+        round.num_reqs % _TRITON_MULTIPLE == 0,
+        round.num_tokens % _TRITON_MULTIPLE == 0,
+        round.num_speculative_tokens,
+        round.decode_graph_eligible,
+    )
 
 
 def _request(round: Round, block_tables: Sequence[torch.Tensor]) -> ProposeRequest:

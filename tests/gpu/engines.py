@@ -10,7 +10,7 @@ from typing import Any
 from cluster.channel.base import ChannelKind
 from cluster.contract.policy import Policy
 from cluster.engine.in_process import InProcessEngine
-from cluster.engine.separate import DEFAULT_POLICY, SeparateEngine
+from cluster.engine.separate import DEFAULT_POLICY, DRAFT_MODULE, SeparateEngine
 from cluster.engine.settings import EngineSettings
 from tests.split.arms import HYBRID_BLOCKS, Arm, SplitSettings, greedy, pair_settings, remote
 
@@ -26,11 +26,13 @@ REQUESTS = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Separate:
-    """How the draft is reached, and what is over its process's environment."""
+    """How the draft is reached, and what is over its process's environment. Others are as a SeparateEngine has them."""
 
     channel: ChannelKind
     policy: Policy = DEFAULT_POLICY
     draft_environment: Mapping[str, str] | None = None
+    stall_limit_s: float | None = None
+    draft_module: str = DRAFT_MODULE
 
     def start(self, settings: EngineSettings) -> SeparateEngine:
         return SeparateEngine(
@@ -38,6 +40,8 @@ class Separate:
             channel=self.channel,
             policy=self.policy,
             draft_environment=self.draft_environment,
+            stall_limit_s=self.stall_limit_s,
+            draft_module=self.draft_module,
             round_deadline_s=120.0,  # attention's kernels may be compiled in a round
         )
 

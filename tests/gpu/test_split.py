@@ -1,7 +1,10 @@
 """A DSpark draft in another process, on its target's GPU and on another one, drafts as in the target's; and the target
-goes on when it is killed. Needs vLLM's CUDA build and a GPU; takes two where there are two."""
+goes on when it is killed, and when it hangs. Needs vLLM's CUDA build and a GPU; takes two where there are two."""
 
+import signal
+import statistics
 import time
+from dataclasses import replace
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any
@@ -10,6 +13,7 @@ import pytest
 import torch
 
 from cluster.engine.settings import EngineSettings
+from cluster.speculation.settings import DEFAULT_STALL_LIMIT_S
 from tests.gpu.engines import REQUESTS, Separate, apart, run_arm, settings_of
 from tests.split.arms import speculator_of
 
@@ -78,4 +82,57 @@ def test_a_target_goes_on_within_200_ms_of_its_drafts_death(
     tokens, waits, lost = apart(run_and_kill, settings, separate)
     assert lost
     assert [wait for wait in waits if wait[1] >= LONGEST_WAIT_S] == []
+    assert tokens == [list(completion.token_ids) for completion in colocated[RUN][0]]
+
+
+def run_and_stop(settings: EngineSettings, separate: Separate, connection: Connection) -> None:
+    """Sends each request's tokens, the waits for a next one before the stop and from it on, in seconds, and why the
+    draft is lost."""
+    with separate.start(settings) as engine:
+        engine.generate(REQUESTS[0])
+        for _ in range(3):
+            engine.generate(RUNNING)  # then the pace of every size is known
+        tokens: list[list[int]] = [[] for _ in RUNNING]
+        before, after = [time.monotonic()], list[float]()
+        for delta in engine.stream(RUNNING):
+            tokens[delta.index] += delta.token_ids
+            (after or before).append(time.monotonic())
+            if not after and len(tokens[1]) > 30:
+                engine.draft_process.send_signal(signal.SIGSTOP)
+                after.append(time.monotonic())
+        lost = speculator_of(engine).lost
+        engine.draft_process.kill()
+        waits = [[later - earlier for earlier, later in pairwise(times)] for times in (before, after)]
+        connection.send((tokens, *waits, lost))
+
+
+@on_each_way
+def test_a_target_goes_on_within_200_ms_of_a_step_whose_draft_hangs(
+    settings: EngineSettings, colocated: Any, separate: Separate
+) -> None:
+    paced = replace(separate, stall_limit_s=DEFAULT_STALL_LIMIT_S)
+    tokens, before, after, lost = apart(run_and_stop, settings, paced)
+    assert lost is not None
+    assert "no reply to round" in lost
+    assert max(after) >= DEFAULT_STALL_LIMIT_S, "it waited for the draft"
+    assert max(after) < statistics.median(before) + LONGEST_WAIT_S
+    assert tokens == [list(completion.token_ids) for completion in colocated[RUN][0]]
+
+
+def run_slowly(settings: EngineSettings, separate: Separate, connection: Connection) -> None:
+    """Sends each request's tokens, what the rounds took, and why the draft is lost, if it is."""
+    with separate.start(settings) as engine:
+        completions = engine.generate(RUNNING)
+        speculator = speculator_of(engine)
+        times = speculator.times
+        connection.send(([list(each.token_ids) for each in completions], times.rounds, times.wait, speculator.lost))
+
+
+@on_each_way
+def test_a_draft_that_is_slow_and_steady_is_kept(settings: EngineSettings, colocated: Any, separate: Separate) -> None:
+    slow = replace(separate, stall_limit_s=DEFAULT_STALL_LIMIT_S, draft_module="tests.gpu.slow_draft")
+    tokens, rounds, wait_s, lost = apart(run_slowly, settings, slow)
+    assert lost is None
+    assert rounds > 10
+    assert wait_s > DEFAULT_STALL_LIMIT_S * (rounds - 2), "each is slower than a draft may hang"
     assert tokens == [list(completion.token_ids) for completion in colocated[RUN][0]]

@@ -1,6 +1,6 @@
 """When drafts don't pay they rest, for batches of that size, and are tried again later; what is between stays."""
 
-from cluster.engine.draft_context import RESUMES_AFTER, Followed
+from cluster.engine.draft_context import RESUMES_AFTER, DraftReport, Followed
 from cluster.speculation.budget import FIRST_REST_S, Budget, Switch
 from cluster.speculation.pace import Pace
 
@@ -73,12 +73,32 @@ def test_a_batch_comes_back_from_its_rest_once_and_is_computed_again() -> None:
     followed.follow(1, 8)
     for _ in range(32):
         clock.now_s += 3 * STEP_S
-        followed.observe(8, 8, clock.now_s - 3 * STEP_S, 2 * STEP_S)  # nothing accepted
+        followed.observe(8, 8, clock.now_s - 3 * STEP_S, asked(2 * STEP_S))  # nothing accepted
     assert followed.follow(1, 8) is False
     assert followed.asked == 0
     again = [followed.follow(1, 2) for _ in range(2 * RESUMES_AFTER)]
     assert again == [False] * (RESUMES_AFTER - 1) + [True] + [False] * RESUMES_AFTER
     assert followed.asked == 1
+
+
+def test_a_step_whose_round_is_not_known_counts_neither_as_plain_nor_as_drafted() -> None:
+    """Through a GPU's memory a round is known later. Taken for plain steps, those with drafts would be the measure."""
+    clock = Clock()
+    followed = Followed(may_rest=True, clock=clock)
+    followed.follow(1, 8)
+    for round_s in [None] * 40 + [2 * STEP_S] * 31:
+        clock.now_s += 3 * STEP_S
+        followed.observe(8, 8, clock.now_s - 3 * STEP_S, asked(round_s))
+    followed.follow(1, 8)
+    assert not followed.rests
+    clock.now_s += 3 * STEP_S
+    followed.observe(8, 8, clock.now_s - 3 * STEP_S, asked(2 * STEP_S))
+    followed.follow(1, 8)
+    assert followed.rests
+
+
+def asked(round_s: float | None) -> DraftReport:
+    return DraftReport(epoch=1, asked=True, round_s=round_s)
 
 
 def test_a_round_is_overdue_by_what_its_size_took_of_late() -> None:
@@ -89,4 +109,15 @@ def test_a_round_is_overdue_by_what_its_size_took_of_late() -> None:
     pace.took(10, 0.05)
     assert pace.allowed_s(12) == 0.05 + 0.15
     assert pace.allowed_s(100) == 30.0
+    assert pace.latest_s(12) == 0.05
+    assert pace.latest_s(100) is None
     assert Pace(deadline_s=30.0, stall_limit_s=None).allowed_s(10) == 30.0
+
+
+def test_rounds_of_different_kinds_and_another_draft_s_are_not_known() -> None:
+    pace = Pace(deadline_s=30.0, stall_limit_s=0.15)
+    for _ in range(4):
+        pace.took(10, 0.05, "eager")
+    assert pace.allowed_s(10, "eager") == 0.05 + 0.15
+    assert pace.allowed_s(10, "captured") == 30.0
+    assert pace.anew().allowed_s(10, "eager") == 30.0

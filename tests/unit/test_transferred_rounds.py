@@ -20,6 +20,7 @@ from cluster.channel import ChannelUnavailable, PeerDied, offer_channel  # noqa:
 from cluster.channel.base import LOOPBACK  # noqa: E402
 from cluster.channel.gloo_group import GlooGroup, GlooRendezvous, join  # noqa: E402
 from cluster.speculation.draft_rounds import DeviceDraft  # noqa: E402
+from cluster.speculation.pace import Pace  # noqa: E402
 from cluster.speculation.rounds import RoundTimes  # noqa: E402
 from cluster.speculation.target_rounds import DeviceRounds  # noqa: E402
 from tests.rounds import (  # noqa: E402
@@ -34,6 +35,8 @@ from tests.rounds import (  # noqa: E402
     round_of,
     tensors_of,
 )
+
+PACE = Pace(deadline_s=DEADLINE_S, stall_limit_s=None)
 
 
 class Side(CpuDeviceChannel):
@@ -50,6 +53,7 @@ class Side(CpuDeviceChannel):
 
     def request(self, step: int, num_bytes: int, reply_bytes: int) -> None:
         self.exchange = self.side_stream.submit(self._exchange, step, num_bytes, reply_bytes)
+        self._requested = step
 
     def await_request(self, step: int, num_bytes: int) -> None:  # noqa: ARG002
         self._receive(self.request_buffer[:num_bytes])
@@ -93,7 +97,7 @@ def test_what_a_round_has_is_enough(sides: tuple[Side, Side]) -> None:
     server = DeviceDraft(hosted, draft_side, CODEC, epoch=1)  # type: ignore[arg-type]
     serving = threading.Thread(target=server.serve)
     serving.start()
-    target = DeviceRounds(target_side, CODEC, epoch=1, deadline_s=DEADLINE_S, device=CPU, times=RoundTimes())
+    target = DeviceRounds(target_side, CODEC, epoch=1, pace=PACE, device=CPU, times=RoundTimes())
     for seed, lengths in enumerate([[5, 4, 4, 3], [1], [4, 1, 2]]):
         draft_side.request_buffer.fill_(0xFF)
         round, tables = round_of(lengths, seed=seed)
@@ -111,7 +115,7 @@ def test_what_a_round_has_is_enough(sides: tuple[Side, Side]) -> None:
 def test_a_draft_that_is_gone_holds_up_neither_stream(sides: tuple[Side, Side]) -> None:
     """It has taken the request, and dies."""
     target_side, _ = sides
-    target = DeviceRounds(target_side, CODEC, epoch=1, deadline_s=DEADLINE_S, device=CPU, times=RoundTimes())
+    target = DeviceRounds(target_side, CODEC, epoch=1, pace=PACE, device=CPU, times=RoundTimes())
     threading.Timer(0.1, setattr, (target_side, "lost", PeerDied("ended"))).start()
     round, tables = round_of([2, 1])
     drafts = drafts_of(2)

@@ -20,7 +20,6 @@ _LATENCY_COLUMNS: Final = tuple(
 _STEP_COLUMNS: Final = (
     ("step_ms", "step ms"),
     *((f"step_{part}_ms", part) for part in STEP_PARTS),
-    ("step_wait_ms", "wait"),
     ("bytes_to_draft", "bytes out"),
     ("bytes_to_target", "bytes back"),
     ("rounds_without_draft", "rounds without draft"),

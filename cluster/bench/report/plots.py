@@ -8,7 +8,8 @@ from cluster.bench.sweep.summary import THROUGHPUT, UNSTABLE
 
 Cell = Mapping[str, Any]
 
-STEP_PARTS: Final = ("target", "fuse", "encode", "transfer", "draft", "decode")
+STEP_PARTS: Final = ("target", "fuse", "encode", "transfer", "draft", "decode", "wait")
+"""The last is transfer and draft, where these aren't told apart."""
 
 # Pixels, as most pages show them: two small plots side by side, or a wide one.
 _WIDTH: Final = 480
@@ -71,7 +72,7 @@ def steps(cells: Sequence[Cell]) -> str:
     for row, cell in enumerate(drawn):
         y, x = _TOP + row * _ROW, across(0)
         parts.append(text(cell["name"], _EDGE, y + 11, class_="mark"))
-        for part in STEP_PARTS:
+        for part in STEP_PARTS if "step_transfer_ms" not in cell["figures"] else STEP_PARTS[:-1]:
             if f"step_{part}_ms" in cell["figures"]:
                 milliseconds = _median(cell, f"step_{part}_ms")
                 width = across(max(0.0, milliseconds)) - across(0)

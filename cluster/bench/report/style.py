@@ -8,6 +8,7 @@ STYLE: Final = """
   --page: #fbfbfa; --card: #ffffff; --ink: #1c1f23; --faint: #667079; --rule: #e3e5e8;
   --plain: #7a828c; --colocated: #d9730d; --separate: #2563c9; --server: #2563c9;
   --target: #9db4d6; --fuse: #b08bd0; --encode: #e3b341; --transfer: #d64545; --draft: #f0995a; --decode: #6fae7a;
+  --wait: #e58c4e;
   --bad: #b42318; --good: #1a7f45; --warn: #9a6700;
 }
 @media (prefers-color-scheme: dark) {
@@ -15,6 +16,7 @@ STYLE: Final = """
     --page: #14171a; --card: #1c2024; --ink: #e6e8ea; --faint: #98a1aa; --rule: #30363c;
     --plain: #9aa3ad; --colocated: #f0a35e; --separate: #75a7ff; --server: #75a7ff;
     --target: #55739f; --fuse: #9a78bd; --encode: #d0a53a; --transfer: #e0605f; --draft: #d9824a; --decode: #5f9c6b;
+    --wait: #d5743f;
     --bad: #ff8a80; --good: #6fcf97; --warn: #e3b341;
   }
 }
@@ -54,4 +56,5 @@ details { margin: 10px 0; } summary { cursor: pointer; }
 .line.arm-server, .point.arm-server { stroke: var(--server); } .point.full.arm-server { fill: var(--server); }
 .part-target { fill: var(--target); } .part-fuse { fill: var(--fuse); } .part-encode { fill: var(--encode); }
 .part-transfer { fill: var(--transfer); } .part-draft { fill: var(--draft); } .part-decode { fill: var(--decode); }
+.part-wait { fill: var(--wait); }
 """

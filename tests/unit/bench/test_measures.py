@@ -152,6 +152,17 @@ def test_a_step_is_its_parts() -> None:
     assert figures["bytes_to_draft"] == 0
 
 
+def test_a_stream_s_wait_is_no_part_of_the_target_s_own_step() -> None:
+    before, after = (
+        read_counters({"target-0": page(steps, steps, wait).replace('"transfer"', '"wait"')})
+        for steps, wait in ((10, 1.0), (30, 1.5))
+    )
+    figures = step_figures(after.since(before), duration_s=2.0)
+    assert figures["step_wait_ms"] == pytest.approx(25)
+    assert figures["step_target_ms"] == pytest.approx(75)
+    assert "step_transfer_ms" not in figures
+
+
 @pytest.mark.parametrize(
     ("before", "after", "losses"),
     [

@@ -87,15 +87,15 @@ def test_a_counter_of_this_process_and_of_a_replica_is_one_family() -> None:
 
 def test_rounds_are_told_by_part() -> None:
     made = CollectorRegistry()
-    times = RoundTimes(rounds=4, fuse=0.1, encode=0.2, round_trip=1.5, draft=1.0, decode=0.3)
+    times = RoundTimes(rounds=4, fuse=0.1, encode=0.2, round_trip=1.5, draft=1.0, decode=0.3, wait=0.7)
     times.request_bytes, times.reply_bytes = 1000, 50
     made.register(RoundCollector(RoundReport(times=times, epoch=3, lost=True)))
     assert made.get_sample_value("dspark_rounds_total") == 4
     seconds = {
         part: made.get_sample_value("dspark_round_seconds_total", {"part": part})
-        for part in ("fuse", "encode", "transfer", "draft", "decode")
+        for part in ("fuse", "encode", "transfer", "draft", "decode", "wait")
     }
-    assert seconds == {"fuse": 0.1, "encode": 0.2, "transfer": 0.5, "draft": 1.0, "decode": 0.3}
+    assert seconds == {"fuse": 0.1, "encode": 0.2, "transfer": 0.5, "draft": 1.0, "decode": 0.3, "wait": 0.7}
     assert made.get_sample_value("dspark_channel_bytes_total", {"direction": "to_draft"}) == 1000
     assert made.get_sample_value("dspark_channel_bytes_total", {"direction": "to_target"}) == 50
     assert made.get_sample_value("dspark_draft_lost") == 1
