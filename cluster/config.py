@@ -108,8 +108,8 @@ class ChannelConfig:
     round_deadline_s: float = DEFAULT_ROUND_DEADLINE_S
     """For rounds of a size that hasn't been seen a few times yet."""
     stall_limit_s: float | None = DEFAULT_STALL_LIMIT_S
-    """Beyond a round as they have been, after which the target goes on alone, until the draft has come back; None
-    waits for the deadline."""
+    """Beyond the longest of the last rounds of that size, from when the target, or its GPU's stream, waits for the
+    draft; then the target goes on alone, until the draft has come back. None waits for the deadline."""
     rest_slow_drafts: bool = True
     """Switch drafts off, for a while, at batch sizes where they cost more than they save."""
 
