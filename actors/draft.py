@@ -1,8 +1,8 @@
 """The draft worker: vLLM's own speculator, hosted for one target replica."""
 
 import asyncio
-import sys
 import threading
+import traceback
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,10 +11,11 @@ import ray
 from actors.again import call_own, was_restarted
 from actors.names import HEALTH
 from cluster.config import ClusterConfig
-from cluster.contract.errors import ContractViolation
 from cluster.control.settings import MemberSettings
 from cluster.engine.cpu import profile
-from cluster.errors import UserError
+
+_TO_TELL_S: Final = 10.0
+"""Until the process of a worker that has failed ends: an `up` that waits for it hears the reason, and stops all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class DraftWorker:
 
         Raises:
             UserError, ContractViolation: the pair can't start, and why; the target was told.
+            Exception: what nobody foresaw. As after the others, the process ends a while later, once it had joined.
         """
         if self._running is None:
             self._running = asyncio.create_task(self._run())
@@ -75,11 +77,11 @@ class DraftWorker:
         )
         try:
             await asyncio.to_thread(run, settings, self._joined.set)
-        except (UserError, ContractViolation) as error:
-            if not was_restarted():
-                raise
-            # Nobody waits for the reason: the target was lost while the two met, say.
-            print(f"{self._member.name} stops: {error}", file=sys.stderr)
+        except Exception:
+            traceback.print_exc()  # of one that has served nobody may wait for the reason
+            if self._joined.is_set():
+                asyncio.get_running_loop().call_later(_TO_TELL_S, end, 1)
+            raise
         end(1)  # a fresh process can serve again, and Ray starts one
 
 

@@ -1,7 +1,7 @@
 """The gateway: the generation service over gRPC, in front of all replicas."""
 
 import asyncio
-import os
+import json
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -23,6 +23,7 @@ from cluster.serving.server import GenerationServer
 from cluster.serving.settings import ServerSettings
 
 _PORT: Final = b"gateway-port"
+_DRAINED: Final = b"gateway-drained"
 
 _WILDCARDS: Final = ("0.0.0.0", "[::]")
 
@@ -44,7 +45,8 @@ class GatewayHealth:
 
 
 class Gateway:
-    """Listens from `start` to `stop`. Ray starts it again when its process has ended, and it listens where it did."""
+    """Listens from `start` to `stop`. Ray starts it again when its process has ended: it listens where it did, and
+    replicas that were drained stay so. Both are in Ray's own key-value store, which outlives it."""
 
     def __init__(self, settings: ServerSettings, replicas: dict[str, tuple[Any, ServedModel]]) -> None:
         """`replicas`: by name, the handle of a TargetReplica that has started and what it serves."""
@@ -60,6 +62,8 @@ class Gateway:
         if was_restarted():
             if (port := _internal_kv_get(_PORT, namespace=kv_namespace())) is not None:
                 self._settings = replace(settings, port=int(port))
+            if (drained := _internal_kv_get(_DRAINED, namespace=kv_namespace())) is not None:
+                self._drained = DrainedReplicas(json.loads(drained))
             call_own("start")
 
     async def start(self) -> str:
@@ -76,18 +80,19 @@ class Gateway:
         engines = self._engines = {
             name: RemoteEngine(handle, model) for name, (handle, model) in self._replicas.items()
         }
-        self._router = Router(engines, max_moves=self._settings.max_moves, return_s=self._settings.return_s)
+        self._router = Router(
+            engines,
+            max_moves=self._settings.max_moves,
+            return_s=self._settings.return_s,
+            drained=self._drained.node_of,
+        )
+        self._remember_drained()  # where a cluster that was killed has left some, none
         self._server = GenerationServer(self._router, self._settings, replica=GATEWAY)
         # A page is asked for in the thread of its server, the replicas in this loop.
         loop = asyncio.get_running_loop()
         metrics = self._server.service.requests.metrics
         metrics.federate(lambda: asyncio.run_coroutine_threadsafe(_pages(engines), loop).result())
-        try:
-            await self._server.start()
-        except UserError:
-            if was_restarted():
-                os._exit(1)  # nobody waits for the reason, which the log has: Ray tries again
-            raise
+        await self._server.start()
         self._keep(self._follow_nodes(self._router))
         _internal_kv_put(_PORT, self._server.address.rpartition(":")[2], overwrite=True, namespace=kv_namespace())
         return self._address
@@ -124,7 +129,8 @@ class Gateway:
 
     async def stop(self) -> None:
         """Take no more requests; those that run have the grace period."""
-        _internal_kv_del(_PORT, namespace=kv_namespace())
+        for key in (_PORT, _DRAINED):
+            _internal_kv_del(key, namespace=kv_namespace())
         for task in self._tasks:
             task.cancel()
         if self._server is not None and self._router is not None:
@@ -133,6 +139,7 @@ class Gateway:
 
     async def _drain(self, router: Router, replica: str, grace_s: float) -> Drained:
         self._drained.add(replica, self._engines[replica].node)
+        self._remember_drained()
         return await router.drain(replica, grace_s)
 
     async def _follow_nodes(self, router: Router) -> None:
@@ -150,11 +157,17 @@ class Gateway:
             node_of = {name: engine.node for name, engine in self._engines.items()}
             for replica, seconds in self._drained.to_drain(leaving, node_of, grace_s).items():
                 self._keep(self._drain(router, replica, seconds))
-            for replica in self._drained.take_returned(leaving, node_of):
+            if returned := self._drained.take_returned(leaving, node_of):
+                self._remember_drained()
+            for replica in returned:
                 router.resume(replica)
             if own in leaving and not leaves and self._server is not None:
                 leaves = True
                 self._keep(self._server.stop(min(grace_s, leaving[own])))
+
+    def _remember_drained(self) -> None:
+        kept = json.dumps(dict(self._drained.node_of)).encode()
+        _internal_kv_put(_DRAINED, kept, overwrite=True, namespace=kv_namespace())
 
     def _keep(self, work: Coroutine[Any, Any, Any]) -> None:
         """Do it beside what else is done here."""

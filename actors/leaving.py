@@ -7,6 +7,7 @@ sent SIGTERM. It tells nobody: who wants to know asks, as Ray's own libraries do
 import math
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
@@ -32,15 +33,21 @@ def leaving_nodes(gcs: GcsClient) -> dict[str, float]:
 
 
 class DrainedReplicas:
-    """Which replicas are to be drained for their nodes' sake, and which can be used again. Knows nothing of Ray."""
+    """Which replicas are drained, which are to be, for their nodes' sake, and which can be used again. Knows nothing of
+    Ray."""
 
-    def __init__(self) -> None:
-        self._node_of: dict[str, str] = {}
+    def __init__(self, node_of: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`node_of` is what an earlier one had."""
+        self._node_of = dict(node_of)
+
+    @property
+    def node_of(self) -> Mapping[str, str]:
+        """Where each of the drained replicas was; empty where that isn't known."""
+        return MappingProxyType(self._node_of)
 
     def add(self, replica: str, node: str) -> None:
         """It is drained; that node, if one is known, is where it was."""
-        if node:
-            self._node_of[replica] = node
+        self._node_of[replica] = node or self._node_of.get(replica, "")
 
     def to_drain(self, leaving: Mapping[str, float], node_of: Mapping[str, str], grace_s: float) -> dict[str, float]:
         """The replicas that leave with their nodes and aren't drained yet, with the grace period of each."""
@@ -55,7 +62,7 @@ class DrainedReplicas:
         returned = [
             replica
             for replica, node in self._node_of.items()
-            if node_of[replica] not in (node, "") and node_of[replica] not in leaving
+            if node and node_of[replica] not in (node, "") and node_of[replica] not in leaving
         ]
         for replica in returned:
             del self._node_of[replica]

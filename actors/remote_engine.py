@@ -37,7 +37,7 @@ class RemoteEngine:
         self._replica = replica
         self._model = model
         self._health: ReplicaHealth | None = None
-        self._lost = False
+        self._loss = asyncio.get_running_loop().create_future()
         self._link: ReplicaLink | None = None
         self._connecting = asyncio.Lock()
         self._watching = asyncio.create_task(self._watch())
@@ -48,7 +48,7 @@ class RemoteEngine:
 
     @property
     def dead(self) -> bool:
-        return self._lost
+        return self._loss.done()
 
     @property
     def host(self) -> str:
@@ -122,9 +122,14 @@ class RemoteEngine:
             logs.event("replica's engine died", host=health.host)
             self._lose()
             ray.kill(self._replica, no_restart=False)
-        elif health.ready and self._lost:
+        elif not health.ready:
+            # Ray has started it again, and a gateway that is new, too, hasn't seen the last one's end.
+            if not self.dead:
+                logs.event("replica is loading", host=health.host)
+            self._lose()
+        elif self.dead:
             logs.event("replica is back", host=health.host)
-            self._lost = False
+            self._loss = asyncio.get_running_loop().create_future()
 
     async def _connected(self) -> ReplicaLink:
         """The stream with the replica, a new one where there is none any more."""
@@ -139,20 +144,33 @@ class RemoteEngine:
             return self._link
 
     def _lose(self) -> None:
-        """What runs there ends here: a process that hangs ends no stream."""
-        self._lost = True
+        """What runs there, and what was asked, ends here: a process that hangs ends nothing."""
+        if not self.dead:
+            self._loss.set_result(None)
         if self._link is not None:
             self._link.close()
 
-    async def _ask(self, answer: Any) -> Any:
-        """The answer, or the error that the replica raised."""
+    async def _ask(self, call: Any) -> Any:
+        """What the replica answers, however late. Raises what it raised, or EngineDeadError once it is lost."""
+        answer = asyncio.ensure_future(call)
+        answer.add_done_callback(_retrieve)  # nobody may wait for it any more
         try:
-            return await answer
+            await asyncio.wait([answer, self._loss], return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise EngineDeadError("the replica is lost")
+            return answer.result()
         except RayTaskError as error:
+            if isinstance(error.cause, EngineDeadError):
+                self._lose()
             raise error.cause from error
         except RayActorError as error:
-            raise self._gone() from error
+            self._lose()
+            raise EngineDeadError("the replica's process has ended") from error
+        finally:
+            answer.cancel()
 
-    def _gone(self) -> EngineDeadError:
-        self._lose()
-        return EngineDeadError("the replica's process has ended")
+
+def _retrieve(answer: asyncio.Future[Any]) -> None:
+    """Its error, which asyncio logs otherwise."""
+    if not answer.cancelled():
+        answer.exception()

@@ -1,7 +1,6 @@
 """The target replica: vLLM's AsyncLLM, whose speculator asks the draft worker."""
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from actors.again import call_own, was_restarted
 from actors.names import HEALTH
 from cluster.config import ClusterConfig
 from cluster.engine.cpu import profile
-from cluster.errors import UserError
 from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.model import ServedModel
 from cluster.serving.replica_server import ReplicaAddress, ReplicaServer
@@ -70,12 +68,7 @@ class TargetReplica:
         """
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
-        try:
-            self._engine = await asyncio.shield(self._starting)
-        except UserError:
-            if was_restarted():
-                os._exit(1)  # nobody waits for the reason, which the log has: Ray tries again
-            raise
+        self._engine = await asyncio.shield(self._starting)
         return self._engine.model
 
     async def prepare(self, request: Request) -> tuple[int, ...]:

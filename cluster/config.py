@@ -6,7 +6,7 @@ and what is allowed. Nothing is looked up here: whether a model is there shows w
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,7 +19,7 @@ from cluster.contract.errors import DocumentError, require_positive
 from cluster.contract.policy import Policy
 from cluster.engine.settings import EngineOptions, LoadFormat
 from cluster.errors import UserError
-from cluster.serving.settings import ListenSettings, ServerSettings, read_token
+from cluster.serving.settings import ListenSettings, ServerSettings, check_tls, read_token
 from cluster.speculation.settings import DEFAULT_ROUND_DEADLINE_S, DEFAULT_STALL_LIMIT_S
 
 DEFAULT_NAMESPACE: Final = "dspark-cluster"
@@ -127,14 +127,11 @@ class GatewayConfig(ListenSettings):
     """Holds the bearer token that clients must send."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for name, port in (("port", self.port), ("metrics_port", self.metrics_port or 0)):
-            if not 0 <= port < 1 << 16:
-                raise DocumentError(name, str(port), "from 0, for any free one, to 65535")
-        _require_seconds(drain_grace_s=self.drain_grace_s)
-
     def server_settings(self) -> ServerSettings:
-        """With the token out of its file. Raises UserError where that can't be read."""
+        """With the token out of its file. Raises UserError where that, or a file of TLS on this machine, can't be
+        used."""
+        if self.tls is not None and not self.labels:  # else they may be another node's
+            check_tls(self.tls)
         token = None if self.token_file is None else read_token(self.token_file)
         return ServerSettings(token=token, **{each.name: getattr(self, each.name) for each in fields(ListenSettings)})
 
@@ -240,6 +237,8 @@ def parse_override(text: str) -> Override:
 def load_config(file: Path | None, overrides: Sequence[Override] = ()) -> ClusterConfig:
     """The file's config with the overrides in place; without a file, of the overrides alone.
 
+    Where neither gives `gateway.limits.max_running`, the gateway admits as many choices as all engines together run.
+
     Raises:
         UserError: naming the file, or the flag, the key's path, what was found and what is allowed.
     """
@@ -247,9 +246,16 @@ def load_config(file: Path | None, overrides: Sequence[Override] = ()) -> Cluste
     for override in overrides:
         _put(plain, override)
     try:
-        return from_plain(ClusterConfig, plain)
+        config = from_plain(ClusterConfig, plain)
+        return config if "max_running" in plain.get("gateway", {}).get("limits", {}) else _filling_engines(config)
     except DocumentError as error:
         raise error.at(_source(error.path, file, overrides)) from error
+
+
+def _filling_engines(config: ClusterConfig) -> ClusterConfig:
+    """With a gateway that keeps none of the engines waiting."""
+    limits = replace(config.gateway.limits, max_running=config.engine.max_num_seqs * config.pools.replicas)
+    return replace(config, gateway=replace(config.gateway, limits=limits))
 
 
 def _read(file: Path) -> Any:

@@ -37,6 +37,12 @@ class GenerateOptions:
     profile: Path | None = None
     """The file for a trace of what the engines do for the answer."""
 
+    def __post_init__(self) -> None:
+        try:
+            self.prompt.encode()
+        except UnicodeEncodeError as error:  # a shell's arguments may be any bytes
+            raise _not_utf8(error) from error
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateResult:
@@ -117,7 +123,14 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
         raise UserError(
             "no prompt", "there is none to answer", "give it as an argument, by --prompt-file, or by a pipe"
         )
-    return sys.stdin.read()
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise _not_utf8(error) from error
+
+
+def _not_utf8(error: UnicodeError) -> UserError:
+    return UserError("the prompt", f"it isn't UTF-8 ({error})", "give it in that encoding")
 
 
 def generate(settings: EngineSettings, options: GenerateOptions, *, separate: Policy | None = None) -> GenerateResult:

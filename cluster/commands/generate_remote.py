@@ -29,6 +29,10 @@ from cluster.commands.terminal import messages
 from cluster.errors import UserError
 from cluster.serving.settings import read_token
 
+_SEED_BITS: Final = 64
+_MAX_TOKENS_BITS: Final = 32
+"""Of the fields of a request; what the server and its model can do with them, it says itself."""
+
 INFO_TIMEOUT_S: Final = 30.0
 """For the first call, which has a connection to make; without it an address that swallows packets holds forever."""
 
@@ -75,13 +79,23 @@ def answer_remote(
     """The server's answer; `stream` prints the text as it comes, `speculate` None leaves drafts to the server.
 
     Raises:
-        UserError: the server refuses it.
+        UserError: the server refuses it, or it can't be asked.
     """
+    _check_sizes(options)
     with Client(remote.connection()) as client:
         try:
             return _answer(client, options, stream, speculate)
         except GenerationError as error:
             raise user_error(remote.address, error) from error
+
+
+def _check_sizes(options: GenerateOptions) -> None:
+    for flag, value, bits in (
+        ("--seed", options.seed, _SEED_BITS),
+        ("--max-tokens", options.max_tokens, _MAX_TOKENS_BITS),
+    ):
+        if value is not None and not 0 <= value < 1 << bits:
+            raise UserError(f"{flag} {value}", f"a request holds 0 to {(1 << bits) - 1:,}", "choose one of these")
 
 
 def _answer(client: Client, options: GenerateOptions, stream: bool, speculate: bool | None) -> GenerateResult:

@@ -1,7 +1,7 @@
 """Several replicas of one model as one engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,8 +23,10 @@ class _Stream:
 
     request_id: str
     choices: int
+    is_unwanted: bool = False
+    """It is to go on elsewhere, unless it comes to its end first."""
     is_evicted: bool = False
-    """It is to go on elsewhere."""
+    """It has ended there, and goes on elsewhere."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -57,9 +59,13 @@ class Router:
         *,
         max_moves: int = DEFAULT_MAX_MOVES,
         return_s: float = DEFAULT_RETURN_S,
+        drained: Collection[str] = (),
     ) -> None:
-        """`replicas` by name, one at least; all serve the same model. The rest is as in ListenSettings."""
-        self._replicas = {name: _Replica(name=name, engine=engine) for name, engine in replicas.items()}
+        """`replicas` by name, one at least; all serve the same model. Those that are `drained` get no requests before
+        they are resumed. The rest is as in ListenSettings."""
+        self._replicas = {
+            name: _Replica(name=name, engine=engine, draining=name in drained) for name, engine in replicas.items()
+        }
         self._max_moves = max_moves
         self._return_s = return_s
         self._aborted: set[str] = set()
@@ -106,6 +112,8 @@ class Router:
                 return await replica.engine.prepare(request)
             except EngineDeadError:
                 tried.add(replica.name)
+                if all(each.name in tried for each in self._living()):
+                    raise
 
     async def generate(
         self, request_id: str, request: Request, prompt_token_ids: tuple[int, ...], max_tokens: int
@@ -142,22 +150,23 @@ class Router:
 
     async def drain(self, name: str, grace_s: float) -> Drained:
         """Give the replica no more requests, from now on; those that run there have `grace_s` to end, then are moved.
-        Returns when it runs none."""
+        Returns when it runs none of them."""
         replica = self._replicas[name]
         replica.draining = True
-        streams = set(replica.streams)
+        streams = frozenset(replica.streams)
         logs.event("replica draining", target=name, running=len(streams))
         deadline_s = asyncio.get_running_loop().time() + grace_s
-        while replica.streams and asyncio.get_running_loop().time() < deadline_s:
+        while streams & replica.streams and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(_POLL_S)
-        moved = set(replica.streams)
-        for stream in moved:
-            stream.is_evicted = True
-        await self._abort(replica, [stream.request_id for stream in moved])
-        while replica.streams:
+        while rest := streams & replica.streams:
+            for stream in rest:
+                stream.is_unwanted = True
+            # Again and again: the replica may not know yet of one that was given to it just before.
+            await self._abort(replica, [stream.request_id for stream in rest])
             await asyncio.sleep(_POLL_S)
-        logs.event("replica drained", target=name, moved=len(moved))
-        return Drained(finished=len(streams - moved), moved=len(moved))
+        moved = sum(stream.is_evicted for stream in streams)
+        logs.event("replica drained", target=name, moved=moved)
+        return Drained(finished=len(streams) - moved, moved=moved)
 
     def resume(self, name: str) -> None:
         """Give a drained replica requests again."""
@@ -168,16 +177,16 @@ class Router:
         await asyncio.gather(*(replica.engine.close() for replica in self._replicas.values()))
 
     async def _run(self, replica: _Replica, stream: _Stream, progress: Progress) -> AsyncGenerator[EngineDelta, None]:
-        """What one replica adds. The stream is evicted afterwards, if the request hasn't ended there."""
+        """What one replica adds. The stream is evicted afterwards, if the request goes on elsewhere."""
         request, prompt, most = progress.rest()
         replica.streams.add(stream)
         try:
             async with aclosing(replica.engine.generate(stream.request_id, request, prompt, most)) as deltas:
                 async for delta in deltas:
-                    if stream.is_evicted and _was_aborted(delta) and stream.request_id not in self._aborted:
+                    if stream.is_unwanted and _was_aborted(delta) and stream.request_id not in self._aborted:
+                        stream.is_evicted = True
                         return
                     yield progress.add(delta)
-            stream.is_evicted = False  # it came to its end first
         except EngineDeadError:
             stream.is_evicted = True
         finally:

@@ -20,9 +20,6 @@ from cluster.serving.engine import GenerationEngine
 from cluster.serving.service import SERVICE_NAME, GenerationService
 from cluster.serving.settings import ServerSettings, TlsSettings, read_pem
 
-LIVENESS: Final = ""
-"""The health service's name for the process as a whole."""
-
 ENGINE_CHECK_PERIOD_S: Final = 0.02
 """An engine that is dead, or of whose replicas the last is drained, is known within this time, also when nobody asks it
 for anything."""

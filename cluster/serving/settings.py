@@ -1,10 +1,12 @@
 """Where and how the service listens."""
 
+import math
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
+from cluster.contract.errors import DocumentError
 from cluster.errors import UserError
 from cluster.serving.limits import Limits
 
@@ -46,6 +48,16 @@ class ListenSettings:
     """How long a request that has run waits for a replica, where there is none."""
     limits: Limits = field(default_factory=Limits)
 
+    def __post_init__(self) -> None:
+        for name, port in (("port", self.port), ("metrics_port", self.metrics_port or 0)):
+            if not 0 <= port < 1 << 16:
+                raise DocumentError(name, str(port), "from 0, for any free one, to 65535")
+        for name, seconds in (("drain_grace_s", self.drain_grace_s), ("return_s", self.return_s)):
+            if not 0 <= seconds < math.inf:
+                raise DocumentError(name, str(seconds), "a finite number of seconds, 0 or more")
+        if self.max_moves < 0:
+            raise DocumentError("max_moves", str(self.max_moves), "0 or more")
+
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can connect."""
@@ -69,10 +81,17 @@ def tls_settings(certificate: Path | None, key: Path | None, client_ca: Path | N
     if certificate is None or key is None:
         missing = "--tls-certificate" if certificate is None else "--tls-key"
         raise UserError("TLS", f"{missing} is missing", "give certificate and key, or none of the TLS options")
-    for path, what in ((certificate, "TLS certificate"), (key, "TLS key"), (client_ca, "client CA")):
+    settings = TlsSettings(certificate=certificate, key=key, client_ca=client_ca)
+    check_tls(settings)
+    return settings
+
+
+def check_tls(settings: TlsSettings) -> None:
+    """Read the files now, not when the model has been loaded. Raises UserError for one that can't be used."""
+    named = ((settings.certificate, "TLS certificate"), (settings.key, "TLS key"), (settings.client_ca, "client CA"))
+    for path, what in named:
         if path is not None:
-            read_pem(path, what=what)  # now, not when the model has been loaded
-    return TlsSettings(certificate=certificate, key=key, client_ca=client_ca)
+            read_pem(path, what=what)
 
 
 def read_token(path: Path) -> str:

@@ -5,21 +5,27 @@ The last test kills them.
 
 import os
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from ray.experimental.internal_kv import _internal_kv_list
 
 from actors.gateway import GATEWAY_ACTOR, GatewayHealth
+from actors.names import HEALTH, kv_namespace
 from actors.ports import free_port
 from actors.target import ReplicaHealth
 from cluster.client import Client, GenerationError, Sampling
+from cluster.config import ClusterConfig, ModelConfig
 from cluster.serving.settings import ServerSettings
-from tests.cluster.scripted import CONFIG, SCRIPTED_ACTOR, request
+from tests.cluster.scripted import CONFIG, SCRIPTED_ACTOR, ScriptedReplica, request
 from tests.cluster.waiting import eventually
 
 DEADLINE_S = 60
@@ -44,16 +50,32 @@ class Served:
         return ray.get(self.gateway.health.remote())
 
 
-@pytest.fixture(scope="module")
-def served(two_nodes: Cluster) -> Iterator[Served]:  # noqa: ARG001 - a session that this module's actors live in
-    replicas = {name: SCRIPTED_ACTOR.remote(CONFIG, None) for name in NAMES}
+@contextmanager
+def serving(replicas: dict[str, Any]) -> Iterator[Served]:
     started = {name: (replica, ray.get(replica.start.remote())) for name, replica in replicas.items()}
     metrics_port = free_port("127.0.0.1")
     gateway = GATEWAY_ACTOR.remote(ServerSettings(port=0, metrics_port=metrics_port), started)
     address = ray.get(gateway.start.remote())
-    yield Served(gateway=gateway, replicas=replicas, address=address, metrics_port=metrics_port)
-    for each in (gateway, *replicas.values()):
-        ray.kill(each)
+    try:
+        yield Served(gateway=gateway, replicas=replicas, address=address, metrics_port=metrics_port)
+    finally:
+        for each in (gateway, *replicas.values()):
+            ray.kill(each)
+
+
+@pytest.fixture(scope="module")
+def served(two_nodes: Cluster) -> Iterator[Served]:  # noqa: ARG001 - a session that this module's actors live in
+    with serving({name: SCRIPTED_ACTOR.remote(CONFIG, None) for name in NAMES}) as served:
+        yield served
+
+
+class SlowReplica(ScriptedReplica):
+    """Loads as long as the file that its config has for a target isn't there."""
+
+    def _build(self) -> Any:
+        while not Path(self._config.model.target).exists():
+            time.sleep(0.02)
+        return super()._build()
 
 
 def test_requests_share_the_replicas(served: Served) -> None:
@@ -110,17 +132,9 @@ def test_a_gateway_that_dies_listens_where_it_did(served: Served) -> None:
             stream = client.stream(request())  # held
             next(stream)
             eventually(lambda: running(served) == 1, deadline_s=DEADLINE_S)
-            os.kill(ray.get(served.gateway.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+            kill_gateway(served)
             eventually(lambda: running(served) == 0, deadline_s=DEADLINE_S)
-
-        def answers() -> bool:
-            try:
-                with Client(served.address) as client:
-                    return next(client.stream(request())).choices[0].text == "a"
-            except GenerationError:
-                return False
-
-        eventually(answers, deadline_s=DEADLINE_S)
+        eventually(lambda: answers(served), deadline_s=DEADLINE_S)
         eventually(lambda: running(served) == 0, deadline_s=DEADLINE_S)
 
 
@@ -147,6 +161,61 @@ def test_an_engine_that_dies_in_an_actor_that_lives(two_nodes: Cluster) -> None:
     assert ray.get(replica.process.remote()) != before
     for each in (gateway, replica):
         ray.kill(each)
+
+
+def test_a_gateway_that_dies_gives_nothing_to_drained_replicas(two_nodes: Cluster) -> None:  # noqa: ARG001
+    with serving({name: SCRIPTED_ACTOR.remote(CONFIG, None) for name in NAMES}) as served:
+        ray.get(served.gateway.drain.remote("target-0", 0.0))
+        kill_gateway(served)
+        eventually(lambda: answers(served), deadline_s=DEADLINE_S)
+        assert served.gateway_health().drained == ("target-0",)
+        with Client(served.address) as client:
+            assert [info.state for info in client.cluster_info()] == ["draining", "ready"]
+        assert served.health("target-0").requests == 0
+        ray.get(served.gateway.stop.remote())
+        assert _internal_kv_list(b"gateway-", namespace=kv_namespace()) == []
+
+
+def test_a_gateway_that_dies_while_a_replica_loads(two_nodes: Cluster, tmp_path: Path) -> None:  # noqa: ARG001
+    """The new one hasn't seen the replica's end, and isn't ready before the replica is."""
+    (tmp_path / "weights").touch()
+    config = ClusterConfig(model=ModelConfig(target=str(tmp_path / "weights")))
+    actor = ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups={HEALTH: 1})(SlowReplica)
+    with serving({"target-0": actor.remote(config, None)}) as served:
+        (tmp_path / "weights").unlink()
+        kill(served, "target-0")
+        eventually(lambda: not served.gateway_health().serving, deadline_s=DEADLINE_S)
+        kill_gateway(served)
+        eventually(lambda: listens(served), deadline_s=DEADLINE_S)
+        eventually(lambda: not served.gateway_health().serving, deadline_s=DEADLINE_S)
+        with Client(served.address) as client, pytest.raises(GenerationError, match="no engine in service"):
+            client.generate(request(), timeout_s=DEADLINE_S)
+        (tmp_path / "weights").touch()
+        eventually(lambda: answers(served), deadline_s=DEADLINE_S)
+
+
+def test_a_replica_that_stands_still(two_nodes: Cluster) -> None:  # noqa: ARG001
+    """What runs there goes on with the other, and neither an abort nor a prompt waits for it."""
+    with serving({name: SCRIPTED_ACTOR.remote(CONFIG, None) for name in NAMES}) as served:
+        ray.get([replica.hold.remote() for replica in served.replicas.values()])
+        process = ray.get(served.replicas["target-0"].process.remote())
+        with Client(served.address) as client:
+            streams = [client.stream(request(request_id=name), timeout_s=DEADLINE_S) for name in ("mine", "yours")]
+            for stream in streams:
+                next(stream)
+            os.kill(process, signal.SIGSTOP)
+            try:
+                assert client.abort(["yours"], timeout_s=DEADLINE_S) == ["yours"]
+                assert [response.choices[0].finish_reason for response in streams[1]] == ["aborted"]
+                assert next(streams[0]).choices[0].text == "a"
+                assert [info.state for info in client.cluster_info()] == ["dead", "ready"]
+                ray.get(served.replicas["target-1"].go.remote())
+                os.kill(process, signal.SIGCONT)
+                eventually(lambda: client.cluster_info()[0].state == "ready", deadline_s=DEADLINE_S)
+                os.kill(process, signal.SIGSTOP)  # its prompt is there, before anybody knows
+                assert client.generate(request(), timeout_s=DEADLINE_S).choices[0].text == "aaaaa"
+            finally:
+                os.kill(process, signal.SIGCONT)
 
 
 def test_a_replica_that_dies(served: Served) -> None:
@@ -177,6 +246,26 @@ def test_a_replica_that_dies(served: Served) -> None:
 
 def running(served: Served) -> int:
     return sum(served.health(name).running for name in NAMES)
+
+
+def answers(served: Served) -> bool:
+    try:
+        with Client(served.address) as client:
+            return next(client.stream(request())).choices[0].text == "a"
+    except GenerationError:
+        return False
+
+
+def listens(served: Served) -> bool:
+    try:
+        with Client(served.address) as client:
+            return bool(client.cluster_info())
+    except GenerationError:
+        return False
+
+
+def kill_gateway(served: Served) -> None:
+    os.kill(ray.get(served.gateway.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
 def kill(served: Served, name: str) -> None:

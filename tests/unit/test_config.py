@@ -1,6 +1,7 @@
 """A config file is taken as it was meant, or refused with the path of the key."""
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,14 @@ def test_a_whole_number_where_a_fraction_may_be(tmp_path: Path) -> None:
         ),
         ("engine: {tensor_parallel_size: 0}", "engine.tensor_parallel_size is 0: it must be positive"),
         ("gateway: {port: 70000}", "FILE: gateway.port is 70000: it must be from 0, for any free one, to 65535"),
+        ("gateway: {limits: {max_running: 0}}", "FILE: gateway.limits.max_running is 0: it must be from 1 to 2,147,4"),
+        ("gateway: {limits: {max_queued: -1}}", "FILE: gateway.limits.max_queued is -1: it must be from 0 to 2,147,4"),
+        ("gateway: {limits: {max_n: 0}}", "FILE: gateway.limits.max_n is 0: it must be from 1 to 2,147,483,647"),
+        ("gateway: {limits: {max_message_bytes: 3000000000}}", "limits.max_message_bytes is 3000000000: it must be"),
+        ("gateway: {max_moves: -1}", "FILE: gateway.max_moves is -1: it must be 0 or more; change it"),
+        ("gateway: {return_s: -1}", "FILE: gateway.return_s is -1.0: it must be a finite number of seconds, 0 or more"),
+        ("gateway: {return_s: .inf}", "FILE: gateway.return_s is inf: it must be a finite number of seconds, 0 or"),
+        ("gateway: {drain_grace_s: .nan}", "FILE: gateway.drain_grace_s is nan: it must be a finite number of seconds"),
         (
             "gateway: {tls: {certificate: 1, key: k}}",
             "FILE: gateway.tls.certificate is 1: it must be a path; change it",
@@ -207,6 +216,42 @@ def test_the_gateways_token_comes_from_its_file(tmp_path: Path) -> None:
     token.unlink()
     with pytest.raises(UserError, match="can't be read"):
         config.gateway.server_settings()
+
+
+def test_the_gateways_files_of_tls_are_read_where_it_runs_on_this_machine(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate", tmp_path / "key"
+    tls = f"tls: {{certificate: {certificate}, key: {key}"
+    here = load(tmp_path, TARGET + f"gateway: {{{tls}}}}}").gateway
+    certificate.write_text("-----BEGIN CERTIFICATE-----")
+    with pytest.raises(UserError, match=r"TLS key .*/key: it can't be read"):
+        here.server_settings()
+    key.write_text("secret")
+    with pytest.raises(UserError, match=r"TLS key .*/key: it is no PEM file"):
+        here.server_settings()
+    key.write_text("-----BEGIN PRIVATE KEY-----")
+    assert here.server_settings().tls == here.tls
+    for where, authority in (("", "client CA .*/absent: it can't be read"), (", labels: {pool: gateways}", None)):
+        mutual = load(tmp_path, TARGET + f"gateway: {{{tls}, client_ca: {tmp_path / 'absent'}}}{where}}}").gateway
+        with nullcontext() if authority is None else pytest.raises(UserError, match=authority):
+            mutual.server_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "max_running"),
+    [
+        ("", (), 16),
+        ("engine: {max_num_seqs: 32}\npools: {replicas: 4}", (), 128),
+        ("engine: {max_num_seqs: 32}\ngateway: {limits: {max_queued: 0}}", ("pools.replicas=2",), 64),
+        ("engine: {max_num_seqs: 32}\ngateway: {limits: {max_running: 8}}", ("pools.replicas=2",), 8),
+        ("engine: {max_num_seqs: 32}", ("gateway.limits.max_running=8",), 8),
+    ],
+)
+def test_the_gateway_admits_what_all_engines_run_at_once_unless_it_is_told(
+    tmp_path: Path, text: str, flags: tuple[str, ...], max_running: int
+) -> None:
+    config = load(tmp_path, TARGET + text, *flags)
+    assert config.gateway.limits.max_running == max_running
+    assert config.gateway.server_settings().limits.max_running == max_running
 
 
 def test_a_flag_takes_the_place_of_the_files_value(tmp_path: Path) -> None:

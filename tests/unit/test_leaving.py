@@ -33,3 +33,21 @@ def test_a_replica_that_was_drained_before_it_was_known_where_it_is_stays_draine
     drained = DrainedReplicas()
     drained.add("target-2", "")
     assert drained.take_returned({}, NODE_OF | {"target-2": "a"}) == []
+
+
+def test_a_gateway_that_is_new_knows_the_earlier_ones_drained_replicas() -> None:
+    earlier = DrainedReplicas()
+    for replica, node in NODE_OF.items():
+        earlier.add(replica, node)
+    drained = DrainedReplicas(earlier.node_of)
+    assert drained.node_of == NODE_OF
+    assert drained.to_drain({"a": math.inf}, NODE_OF, grace_s=30) == {}
+    moved = NODE_OF | {"target-0": "c", "target-2": "c"}
+    assert drained.take_returned({}, moved) == ["target-0"]
+    assert drained.node_of == {"target-1": "b", "target-2": ""}
+
+
+def test_one_that_is_drained_again_while_it_is_lost_was_where_it_was() -> None:
+    drained = DrainedReplicas({"target-0": "a"})
+    drained.add("target-0", "")
+    assert drained.node_of == {"target-0": "a"}

@@ -94,3 +94,38 @@ async def test_an_abort_reaches_whichever_runs_it() -> None:
     await router.abort(["a", "b", "unknown"])
     await asyncio.wait_for(asyncio.gather(*tasks), 5)
     assert router.running == {"target-0": 0, "target-1": 0}
+
+
+class Loading(ScriptedEngine):
+    """Says that it isn't ready, though it isn't known to be lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    async def prepare(self, request: Request) -> tuple[int, ...]:
+        del request
+        self.asked += 1
+        await asyncio.sleep(0)
+        raise EngineDeadError("loading")
+
+
+@in_a_loop
+async def test_a_prompt_is_tried_once_with_each_replica() -> None:
+    engines = {"target-0": Loading(), "target-1": Loading()}
+    with pytest.raises(EngineDeadError, match="loading"):
+        await asyncio.wait_for(Router(engines).prepare(request()), 5)
+    assert [engine.asked for engine in engines.values()] == [1, 1]
+    assert await Router({**engines, "target-2": ScriptedEngine()}).prepare(request()) == PROMPT
+
+
+@in_a_loop
+async def test_a_replica_that_was_drained_before_gets_nothing_until_it_is_resumed() -> None:
+    engines = {"target-0": ScriptedEngine(), "target-1": ScriptedEngine()}
+    router = Router(engines, drained=["target-0"])
+    assert router.draining == {"target-0"}
+    await consume(router, "a", request())
+    assert (engines["target-0"].closed, engines["target-1"].closed) == ([], ["a"])
+    router.resume("target-0")
+    await consume(router, "b", request())
+    assert engines["target-0"].closed == ["b"]

@@ -73,6 +73,28 @@ def test_options_that_cannot_be_are_said(arguments: tuple[str, ...], said: str) 
     assert said in refused("generate", *arguments, "Hello")
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--seed", -1, "--seed -1: a request holds 0 to 18,446,744,073,709,551,615; choose one of these"),
+        ("--seed", 1 << 64, "--seed 18446744073709551616: a request holds 0 to 18,446,744,073,709,551,615"),
+        ("--max-tokens", 5_000_000_000, "--max-tokens 5000000000: a request holds 0 to 4,294,967,295; choose one"),
+    ],
+)
+def test_a_number_that_no_request_can_hold_is_said(
+    start: Callable[..., Served], option: str, value: int, said: str
+) -> None:
+    assert said in refused("generate", "--address", start().server.address, option, value, "Hello")
+
+
+def test_a_prompt_that_isnt_utf_8_is_said(start: Callable[..., Served]) -> None:
+    there = ["generate", "--address", start().server.address]
+    assert "the prompt: it isn't UTF-8" in refused(*there, "\udcff")  # an argument's byte 0xff
+    result = CliRunner().invoke(app, there, input=b"\xff")
+    assert result.exit_code == 2, result.output
+    assert "the prompt: it isn't UTF-8" in result.stderr
+
+
 def test_tls_options_of_serve_come_together_and_are_read_before_the_model() -> None:
     assert "--tls-certificate is missing" in refused("serve", "--target", "x", "--tls-key", "x")
     absent = ("--tls-key", "absent", "--tls-certificate", "absent")

@@ -1,7 +1,7 @@
 """A request whose replica is lost, or drained, goes on with another one, without a lost or repeated token."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import grpc
@@ -194,6 +194,59 @@ async def test_a_request_that_ends_in_time_isnt_moved() -> None:
     await asyncio.sleep(0)
     slow.go_on()
     drained = await draining
+    assert (drained.finished, drained.moved) == (1, 0)
+    assert len(tokens_of(await running)) == NUM_TOKENS
+    assert router.moves == 0
+
+
+class Latecomer(Successor):
+    """Knows of a request only when it is `heard` of; an abort before that is lost."""
+
+    def __init__(self) -> None:
+        super().__init__(holds_after=2)
+        self.heard = asyncio.Event()
+        self.aborts = 0
+
+    async def generate(
+        self, request_id: str, request: Request, prompt_token_ids: tuple[int, ...], max_tokens: int
+    ) -> AsyncGenerator[EngineDelta, None]:
+        await self.heard.wait()
+        async for delta in super().generate(request_id, request, prompt_token_ids, max_tokens):
+            yield delta
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        self.aborts += 1
+        if self.heard.is_set():
+            await super().abort(request_ids)
+
+
+@in_a_loop
+async def test_a_request_that_its_replica_hears_of_after_the_abort_is_moved_nevertheless() -> None:
+    late = Latecomer()
+    router = Router({"target-0": late, "target-1": Successor()})
+    running = asyncio.create_task(run(router))
+    await asyncio.sleep(0)
+    draining = asyncio.create_task(router.drain("target-0", grace_s=0))
+    while not late.aborts:
+        await asyncio.sleep(0)
+    late.heard.set()
+    drained = await asyncio.wait_for(draining, 5)
+    assert (drained.finished, drained.moved) == (0, 1)
+    assert tokens_of(await running) == list(range(103, 103 + NUM_TOKENS))
+
+
+@in_a_loop
+async def test_a_request_that_ends_while_it_is_to_be_moved_wasnt_moved() -> None:
+    late = Latecomer()
+    router = Router({"target-0": late, "target-1": Successor()})
+    running = asyncio.create_task(run(router))
+    await asyncio.sleep(0)
+    draining = asyncio.create_task(router.drain("target-0", grace_s=0))
+    while not late.aborts:
+        await asyncio.sleep(0)
+    late.go_on()
+    late.heard.set()
+    drained = await asyncio.wait_for(draining, 5)
     assert (drained.finished, drained.moved) == (1, 0)
     assert len(tokens_of(await running)) == NUM_TOKENS
     assert router.moves == 0
