@@ -134,6 +134,8 @@ def test_a_sweep_of_the_ratio_has_arms_of_as_many_gpus() -> None:
         ("separate, pools.draft.num_gpus 0.5", 3),
         ("separate, pools.draft.num_gpus 1", 4),
     ]
+    admitted = [each.config.gateway.limits.max_running for each in found if each.config is not None]
+    assert admitted == [48, 64, 32, 32], "no arm's replicas wait for the gateway"
 
 
 def test_a_target_without_a_draft_is_plain() -> None:
