@@ -1,9 +1,11 @@
 """The device channel between two processes of one host: on one GPU, or on two of which one reaches the other's memory.
 
 Whatever the target's stream touches is the target's own: the buffers, in its GPU's memory, and the flags, in a page of
-shared memory that both GPUs have mapped. So the end of a draft takes nothing away from under it.
+shared memory that both GPUs have mapped. So the end of a draft takes nothing away from under it. Nor does the target
+take the buffers away from under a draft: it frees them when the draft's process has ended.
 """
 
+import logging
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -19,6 +21,12 @@ from cluster.channel.host_flags import HostFlags
 from cluster.channel.segment import unlink
 from cluster.channel.shm import ShmChannel, ShmOffer
 from cluster.contract.codec import from_plain, parse, to_plain, to_text
+
+log = logging.getLogger(__name__)
+
+DRAFT_END_TIMEOUT_S: Final = 5.0
+"""For the draft's process to end, as it does by itself when its channel is closed. With a GPU's memory to give back it
+takes a second or two."""
 
 _ALIGNMENT: Final = 256
 
@@ -54,7 +62,7 @@ class CudaIpcOffer(ChannelOffer):
         self._ring = ShmOffer(max_send_bytes=max_notice_bytes, max_receive_bytes=UNUSED_BYTES, num_slots=num_slots)
         try:
             self._flags = HostFlags.create()
-            self._buffers = _Buffers.allocate(max_send_bytes, max_receive_bytes)
+            self._buffers = _Buffers(max_send_bytes, max_receive_bytes)
         except RuntimeError as error:
             raise ChannelUnavailable("the cuda_ipc channel", str(error), "use the shm channel") from error
         location = _Location(
@@ -85,12 +93,13 @@ class CudaIpcOffer(ChannelOffer):
         self._ring.withdraw()
         unlink(self._flags.segment.name)
         self._flags.close()
-        self._buffers.close()
+        self._buffers.free()
 
 
 class CudaIpcChannel(GpuChannel):
     def __init__(self, ring: ShmChannel, flags: HostFlags, buffers: "_Buffers") -> None:
         super().__init__(ring)
+        self._ring = ring
         self._flags = flags
         self._buffers = buffers
         self.request_address = buffers.address
@@ -110,22 +119,36 @@ class CudaIpcChannel(GpuChannel):
         location = _location(address)
         try:
             flags = HostFlags.open(location.flags)
-            buffers = _Buffers.open(bytes.fromhex(location.handle), address.max_bytes_from_offerer)
+            sizes = address.max_bytes_from_offerer, address.max_bytes_from_opener
+            buffers = _Buffers(*sizes, handle=location.handle)
         except RuntimeError as error:
             raise _unreachable(location.gpu, str(error)) from error
         ring = ShmChannel.open(location.ring)  # last: the target takes it for the whole
         return cls(ring, flags, buffers)
 
     def close(self) -> None:
-        """The target calls it when its stream has passed all rounds. The draft's stream may wait for a target that is
-        gone, and would hold up a draft that gives anything back: its process does that, when it ends."""
+        """The target calls it when its stream has passed all rounds. The draft's stream may have one before it still,
+        which reads and writes the buffers: they stay where its process lives on, as one that is stopped does.
+
+        That stream may also wait for a target that is gone, and would hold up a draft that gives anything back: its
+        process does that, when it ends.
+        """
         if self._is_closed:
             return
         self._is_closed = True
-        self._beside.close()
+        self._ring.abort()
         if self._buffers.is_own:
+            if self._ring.await_peer_end(DRAFT_END_TIMEOUT_S):
+                self._buffers.free()
+            else:
+                log.warning(
+                    "the draft's process hasn't ended in %.0f s, and may still write to this GPU's memory: "
+                    "the %d bytes of its rounds stay until this process ends",
+                    DRAFT_END_TIMEOUT_S,
+                    self._buffers.num_bytes,
+                )
             self._flags.close()
-            self._buffers.close()
+        self._ring.close()
 
     def request(self, step: int, num_bytes: int, reply_bytes: int) -> None:  # noqa: ARG002 - it is read where it lies
         self._write(_Flag.REQUEST, step)
@@ -145,7 +168,8 @@ class CudaIpcChannel(GpuChannel):
         return self._flags.read(_Flag.REPLY)
 
     def release(self, step: int) -> None:
-        self._flags.write(_Flag.REPLY, step)
+        if not self._is_closed:  # then no stream waits, and the flags may be gone
+            self._flags.write(_Flag.REPLY, step)
 
     def _write(self, flag: _Flag, step: int) -> None:
         cuda_driver.stream_write(current_stream(), self._flags.address(flag), step)
@@ -157,33 +181,22 @@ class CudaIpcChannel(GpuChannel):
 class _Buffers:
     """Request and reply, one behind the other, in the target's GPU memory."""
 
-    def __init__(self, address: int, reply_offset: int, *, is_own: bool) -> None:
-        self.address = address
-        self.reply_offset = reply_offset
-        self.is_own = is_own
+    def __init__(self, request_bytes: int, reply_bytes: int, *, handle: str | None = None) -> None:
+        """The target's own, without a handle. Raises RuntimeError where they can't be had."""
+        self.reply_offset = -(-request_bytes // _ALIGNMENT) * _ALIGNMENT
+        self.num_bytes = self.reply_offset + reply_bytes
+        self.is_own = handle is None
+        self.address = (
+            cuda_driver.allocate(self.num_bytes) if handle is None else cuda_driver.open_exported(bytes.fromhex(handle))
+        )
 
-    @classmethod
-    def allocate(cls, request_bytes: int, reply_bytes: int) -> "_Buffers":
-        reply_offset = _reply_offset(request_bytes)
-        return cls(cuda_driver.allocate(reply_offset + reply_bytes), reply_offset, is_own=True)
-
-    @classmethod
-    def open(cls, handle: bytes, request_bytes: int) -> "_Buffers":
-        return cls(cuda_driver.open_exported(handle), _reply_offset(request_bytes), is_own=False)
-
-    def close(self) -> None:
-        if self.is_own:
-            cuda_driver.free(self.address)
-        else:
-            cuda_driver.close_exported(self.address)
+    def free(self) -> None:
+        """Their owner does, when no other process has them."""
+        cuda_driver.free(self.address)
 
 
 def _location(address: ChannelAddress) -> _Location:
     return from_plain(_Location, parse(address.location))
-
-
-def _reply_offset(request_bytes: int) -> int:
-    return -(-request_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _require_reachable(gpu: str) -> None:

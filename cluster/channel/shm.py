@@ -170,6 +170,10 @@ class ShmChannel(Channel):
         self._writer.wake()
         self._reader.wake()
 
+    def await_peer_end(self, timeout_s: float) -> bool:
+        """Whether the peer's process has ended, or ends in this time. Not after `close`."""
+        return self._watch.has_ended(timeout_s)
+
     def close(self) -> None:
         self.abort()
         if self._watch.is_open:

@@ -1,0 +1,149 @@
+"""The channels between GPUs without one: a driver that only counts stands for CUDA's, and what is held is looked at."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from ctypes import addressof, create_string_buffer
+from typing import Any
+
+import pytest
+
+from cluster.channel import cuda_driver, cuda_ipc
+from cluster.channel.cuda_ipc import CudaIpcChannel, CudaIpcOffer
+from cluster.channel.process import ProcessIdentity
+
+DEADLINE_S = 60.0
+
+_DRAFT = """
+import math, sys, time
+from cluster.channel import ChannelAddress, ChannelError, open_channel
+channel = open_channel(ChannelAddress.from_json(sys.argv[1]), time.monotonic() + 60)
+print("open", flush=True)
+try:
+    channel.recv(memoryview(bytearray(64)), math.inf)
+except ChannelError:
+    time.sleep(0.3)
+"""
+"""A draft's process as far as its target sees it: it ends a while after its channel."""
+
+
+class Driver:
+    """Has the driver's names. A call answers with its status and results; `fails` names one that doesn't succeed."""
+
+    def __init__(self) -> None:
+        self.allocated: dict[int, int] = {}
+        self.registered: set[int] = set()
+        self.opened: set[int] = set()
+        self.fails: str | None = None
+        self.on_free: Callable[[], None] = lambda: None
+
+    def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
+        call = getattr(type(self), f"_{name}", None)
+
+        def called(*arguments: Any) -> tuple[Any, ...]:
+            if name == self.fails:
+                return 2, None
+            return 0, *(() if call is None else call(self, *arguments))
+
+        return called
+
+    class CUipcMemHandle:
+        def __init__(self) -> None:
+            self._bytes = create_string_buffer(cuda_driver.IPC_HANDLE_BYTES)
+
+        def getPtr(self) -> int:  # noqa: N802 - the binding's
+            return addressof(self._bytes)
+
+    def _cuMemAlloc(self, num_bytes: int) -> tuple[int]:  # noqa: N802
+        address = 1 << 20 | len(self.allocated) << 12
+        self.allocated[address] = num_bytes
+        return (address,)
+
+    def _cuMemFree(self, address: int) -> tuple[()]:  # noqa: N802
+        self.on_free()
+        del self.allocated[address]
+        return ()
+
+    def _cuIpcGetMemHandle(self, _: int) -> tuple[Any]:  # noqa: N802
+        return (self.CUipcMemHandle(),)
+
+    def _cuMemHostRegister(self, address: int, *_: int) -> tuple[()]:  # noqa: N802
+        self.registered.add(address)
+        return ()
+
+    def _cuMemHostGetDevicePointer(self, address: int, _: int) -> tuple[int]:  # noqa: N802
+        return (address,)
+
+    def _cuMemHostUnregister(self, address: int) -> tuple[()]:  # noqa: N802
+        self.registered.remove(address)
+        return ()
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    driver = Driver()
+    monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
+    monkeypatch.setattr(cuda_ipc, "current_gpu", lambda *_, **__: 0)
+    monkeypatch.setattr(cuda_ipc, "uuid_of", lambda _: "GPU-0")
+    return driver
+
+
+Accept = Callable[[], tuple[CudaIpcChannel, subprocess.Popen[str]]]
+
+
+@pytest.fixture
+def accept() -> Iterator[Accept]:
+    """The target's end of a channel, and its draft's process."""
+    drafts: list[subprocess.Popen[str]] = []
+
+    def accept_one() -> tuple[CudaIpcChannel, subprocess.Popen[str]]:
+        offer = cuda_ipc_offer()
+        ring = json.dumps(json.loads(offer.address.location)["ring"])
+        drafts.append(subprocess.Popen([sys.executable, "-c", _DRAFT, ring], stdout=subprocess.PIPE, text=True))
+        channel = offer.accept(time.monotonic() + DEADLINE_S)
+        assert drafts[-1].stdout is not None
+        assert drafts[-1].stdout.readline() == "open\n"
+        return channel, drafts[-1]
+
+    yield accept_one
+    for draft in drafts:
+        draft.kill()
+        draft.communicate()
+
+
+def cuda_ipc_offer() -> CudaIpcOffer:
+    return CudaIpcOffer(max_send_bytes=1000, max_receive_bytes=64, max_notice_bytes=64, num_slots=2)
+
+
+def test_a_target_frees_its_memory_when_its_drafts_process_has_ended(driver: Driver, accept: Accept) -> None:
+    channel, draft = accept()
+    process, lived = ProcessIdentity.of(draft.pid), []
+    driver.on_free = lambda: lived.append(process.exists())
+    assert list(driver.allocated.values()) == [1024 + 64]
+    channel.close()
+    assert lived == [False]
+    assert not driver.allocated
+    assert not driver.registered
+
+
+def test_memory_that_a_draft_may_still_write_to_stays(
+    driver: Driver, accept: Accept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its process was stopped with a round before it, and goes on some time."""
+    monkeypatch.setattr(cuda_ipc, "DRAFT_END_TIMEOUT_S", 0.2)
+    channel, draft = accept()
+    draft.send_signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        channel.close()
+    assert 0.2 <= time.monotonic() - begun < DEADLINE_S
+    assert list(driver.allocated.values()) == [1024 + 64]
+    assert "the 1088 bytes of its rounds stay until this process ends" in caplog.text
+    draft.send_signal(signal.SIGCONT)
+    assert draft.wait(DEADLINE_S) == 0, "it learns that the channel is closed"
+    channel.close()
+    channel.release(7)  # from a thread that doesn't know yet
