@@ -6,6 +6,7 @@ take the buffers away from under a draft: it frees them when the draft's process
 """
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -18,7 +19,6 @@ from cluster.channel.device import ANSWERED_OFFSET
 from cluster.channel.errors import ChannelUnavailable
 from cluster.channel.gpu import UNUSED_BYTES, GpuChannel, current_gpu, current_stream, uuid_of
 from cluster.channel.host_flags import HostFlags
-from cluster.channel.segment import unlink
 from cluster.channel.shm import ShmChannel, ShmOffer
 from cluster.contract.codec import from_plain, parse, to_plain, to_text
 
@@ -58,19 +58,21 @@ class CudaIpcOffer(ChannelOffer):
 
         Raises ChannelUnavailable where there is no GPU, or shared memory can't be had.
         """
-        device = current_gpu("cuda_ipc", otherwise="shm")
-        self._ring = ShmOffer(max_send_bytes=max_notice_bytes, max_receive_bytes=UNUSED_BYTES, num_slots=num_slots)
-        try:
-            self._flags = HostFlags.create()
-            self._buffers = _Buffers(max_send_bytes, max_receive_bytes)
-        except RuntimeError as error:
-            raise ChannelUnavailable("the cuda_ipc channel", str(error), "use the shm channel") from error
-        location = _Location(
-            gpu=uuid_of(device),
-            handle=cuda_driver.export(self._buffers.address).hex(),
-            flags=self._flags.segment.name,
-            ring=self._ring.address,
-        )
+        gpu = uuid_of(current_gpu("cuda_ipc", otherwise="shm"))
+        with ExitStack() as held:
+            try:
+                self._flags = HostFlags.create()
+                held.callback(self._flags.close)
+                held.callback(self._flags.unlink)
+                self._buffers = _Buffers(max_send_bytes, max_receive_bytes)
+                held.callback(self._buffers.free)
+                handle = cuda_driver.export(self._buffers.address).hex()
+            except RuntimeError as error:
+                raise ChannelUnavailable("the cuda_ipc channel", str(error), "use the shm channel") from error
+            self._ring = ShmOffer(max_send_bytes=max_notice_bytes, max_receive_bytes=UNUSED_BYTES, num_slots=num_slots)
+            held.callback(self._ring.withdraw)  # the first to go: a draft opens it last
+            self._held = held.pop_all()
+        location = _Location(gpu=gpu, handle=handle, flags=self._flags.segment.name, ring=self._ring.address)
         self.address = ChannelAddress(
             kind="cuda_ipc",
             location=to_text(to_plain(location)),
@@ -78,22 +80,15 @@ class CudaIpcOffer(ChannelOffer):
             max_bytes_from_offerer=max_send_bytes,
             max_bytes_from_opener=max_receive_bytes,
         )
-        self._is_spent = False
 
     def accept(self, deadline_s: float) -> "CudaIpcChannel":
         ring = self._ring.accept(deadline_s)
-        self._is_spent = True
-        unlink(self._flags.segment.name)
+        self._held.pop_all()  # it is the channel's now
+        self._flags.unlink()
         return CudaIpcChannel(ring, self._flags, self._buffers)
 
     def withdraw(self) -> None:
-        if self._is_spent:
-            return
-        self._is_spent = True
-        self._ring.withdraw()
-        unlink(self._flags.segment.name)
-        self._flags.close()
-        self._buffers.free()
+        self._held.close()
 
 
 class CudaIpcChannel(GpuChannel):
@@ -117,13 +112,17 @@ class CudaIpcChannel(GpuChannel):
         Raises ChannelUnavailable where the target's memory can't be opened, or the offer is gone.
         """
         location = _location(address)
-        try:
-            flags = HostFlags.open(location.flags)
-            sizes = address.max_bytes_from_offerer, address.max_bytes_from_opener
-            buffers = _Buffers(*sizes, handle=location.handle)
-        except RuntimeError as error:
-            raise _unreachable(location.gpu, str(error)) from error
-        ring = ShmChannel.open(location.ring)  # last: the target takes it for the whole
+        with ExitStack() as held:
+            try:
+                flags = HostFlags.open(location.flags)
+                held.callback(flags.close)
+                sizes = address.max_bytes_from_offerer, address.max_bytes_from_opener
+                buffers = _Buffers(*sizes, handle=location.handle)
+                held.callback(cuda_driver.close_exported, buffers.address)
+            except RuntimeError as error:
+                raise _unreachable(location.gpu, str(error)) from error
+            ring = ShmChannel.open(location.ring)  # last: the target takes it for the whole
+            held.pop_all()
         return cls(ring, flags, buffers)
 
     def close(self) -> None:

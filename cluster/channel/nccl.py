@@ -9,7 +9,7 @@ What the CPU knows goes beside, through shm on one host, and gloo between two. T
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +44,7 @@ class NcclOffer(ChannelOffer):
 
         Raises ChannelUnavailable where there is no GPU, no NCCL, or no channel to go beside.
         """
-        device = current_gpu("nccl", otherwise="gloo")
+        gpu = uuid_of(current_gpu("nccl", otherwise="gloo"))
         nccl_library.require()
         sizes = {
             "max_send_bytes": max(max_notice_bytes, nccl_library.UNIQUE_ID_BYTES),
@@ -52,7 +52,7 @@ class NcclOffer(ChannelOffer):
             "num_slots": num_slots,
         }
         self._beside = ShmOffer(**sizes) if host == LOOPBACK else GlooOffer(**sizes, host=host)
-        location = _Location(gpu=uuid_of(device), beside=self._beside.address)
+        location = _Location(gpu=gpu, beside=self._beside.address)
         self.address = ChannelAddress(
             kind="nccl",
             location=to_text(to_plain(location)),
@@ -76,14 +76,17 @@ class NcclChannel(GpuChannel):
     def __init__(self, beside: ShmChannel | GlooChannel, group: NcclGroup, address: ChannelAddress) -> None:
         super().__init__(beside)
         self._group = group
-        self.request_address = cuda_driver.allocate(address.max_bytes_from_offerer)
-        self.reply_address = cuda_driver.allocate(address.max_bytes_from_opener)
-        self._stream = cuda_driver.create_stream()
-        self._side = torch.cuda.ExternalStream(self._stream)
-        self._written = torch.cuda.Event()
-        # Page-locked, so the GPU has it under the same address.
-        self._reply_word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._reply_view = self._reply_word.numpy().view(np.uint32)
+        with ExitStack() as held:
+            self.request_address = _allocated(address.max_bytes_from_offerer, held)
+            self.reply_address = _allocated(address.max_bytes_from_opener, held)
+            self._stream = cuda_driver.create_stream()
+            held.callback(cuda_driver.destroy_stream, self._stream)
+            self._side = torch.cuda.ExternalStream(self._stream)
+            self._written = torch.cuda.Event()
+            # Page-locked, so the GPU has it under the same address.
+            self._reply_word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+            self._reply_view = self._reply_word.numpy().view(np.uint32)
+            self._held = held.pop_all()
 
     @staticmethod
     def check(address: ChannelAddress) -> None:
@@ -127,9 +130,7 @@ class NcclChannel(GpuChannel):
         has_ended = self._group.close()
         self._beside.close()
         if has_ended:
-            cuda_driver.destroy_stream(self._stream)
-            cuda_driver.free(self.request_address)
-            cuda_driver.free(self.reply_address)
+            self._held.close()
 
     def request(self, step: int, num_bytes: int, reply_bytes: int) -> None:
         self._written.record()
@@ -167,6 +168,12 @@ def _joined(
     except RuntimeError:  # there is no memory for the buffers
         group.abort()
         raise
+
+
+def _allocated(num_bytes: int, held: ExitStack) -> int:
+    address = cuda_driver.allocate(num_bytes)
+    held.callback(cuda_driver.free, address)
+    return address
 
 
 @contextmanager

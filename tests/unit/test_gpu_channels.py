@@ -2,19 +2,26 @@
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from ctypes import addressof, create_string_buffer
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cluster.channel import cuda_driver, cuda_ipc
+from cluster.channel import ChannelAddress, ChannelUnavailable, cuda_driver, cuda_ipc
 from cluster.channel.cuda_ipc import CudaIpcChannel, CudaIpcOffer
+from cluster.channel.nccl import NcclChannel
 from cluster.channel.process import ProcessIdentity
+from cluster.channel.segment import DIRECTORY, segments_of
+from cluster.speculation.rank_gate import RankGate
 
 DEADLINE_S = 60.0
 
@@ -32,20 +39,25 @@ except ChannelError:
 
 
 class Driver:
-    """Has the driver's names. A call answers with its status and results; `fails` names one that doesn't succeed."""
+    """Has the driver's names. A call answers with its status and results; `fails` names one that doesn't succeed, after
+    `successes` that do."""
 
     def __init__(self) -> None:
         self.allocated: dict[int, int] = {}
         self.registered: set[int] = set()
         self.opened: set[int] = set()
         self.fails: str | None = None
+        self.successes = 0
+        self.calls: Counter[str] = Counter()
         self.on_free: Callable[[], None] = lambda: None
+        self.named_before = named()
 
     def __getattr__(self, name: str) -> Callable[..., tuple[Any, ...]]:
         call = getattr(type(self), f"_{name}", None)
 
         def called(*arguments: Any) -> tuple[Any, ...]:
-            if name == self.fails:
+            self.calls[name] += 1
+            if name == self.fails and self.calls[name] > self.successes:
                 return 2, None
             return 0, *(() if call is None else call(self, *arguments))
 
@@ -70,6 +82,14 @@ class Driver:
 
     def _cuIpcGetMemHandle(self, _: int) -> tuple[Any]:  # noqa: N802
         return (self.CUipcMemHandle(),)
+
+    def _cuIpcOpenMemHandle(self, *_: Any) -> tuple[int]:  # noqa: N802
+        self.opened.add(1 << 30)
+        return (1 << 30,)
+
+    def _cuIpcCloseMemHandle(self, address: int) -> tuple[()]:  # noqa: N802
+        self.opened.remove(address)
+        return ()
 
     def _cuMemHostRegister(self, address: int, *_: int) -> tuple[()]:  # noqa: N802
         self.registered.add(address)
@@ -147,3 +167,65 @@ def test_memory_that_a_draft_may_still_write_to_stays(
     assert draft.wait(DEADLINE_S) == 0, "it learns that the channel is closed"
     channel.close()
     channel.release(7)  # from a thread that doesn't know yet
+
+
+def named() -> list[Path]:
+    """What this process has in /dev/shm."""
+    return segments_of([ProcessIdentity.current()])
+
+
+def require_nothing_held(driver: Driver) -> None:
+    assert not driver.allocated
+    assert not driver.registered
+    assert not driver.opened
+    assert named() == driver.named_before
+
+
+@pytest.mark.parametrize("call", ["cuMemHostRegister", "cuMemHostGetDevicePointer", "cuMemAlloc", "cuIpcGetMemHandle"])
+def test_an_offer_that_fails_leaves_nothing(driver: Driver, call: str) -> None:
+    """It is made again every few seconds."""
+    driver.fails = call
+    with pytest.raises(ChannelUnavailable, match=f"the cuda_ipc channel: {call}"):
+        cuda_ipc_offer()
+    require_nothing_held(driver)
+
+
+def test_an_offer_without_room_for_its_ring_leaves_nothing(driver: Driver) -> None:
+    status = os.statvfs(DIRECTORY)
+    with pytest.raises(ChannelUnavailable, match="--shm-size"):
+        CudaIpcOffer(
+            max_send_bytes=64, max_receive_bytes=64, max_notice_bytes=status.f_bavail * status.f_frsize, num_slots=2
+        )
+    require_nothing_held(driver)
+
+
+def test_a_withdrawn_offer_leaves_nothing_at_either_side(driver: Driver) -> None:
+    offer = cuda_ipc_offer()
+    offer._ring.withdraw()  # when the draft has opened the rest
+    with pytest.raises(ChannelUnavailable):
+        CudaIpcChannel.open(offer.address)
+    assert not driver.opened
+    offer.withdraw()
+    offer.withdraw()
+    require_nothing_held(driver)
+
+
+def test_nccl_buffers_of_which_one_has_no_room_leave_nothing(driver: Driver) -> None:
+    driver.fails, driver.successes = "cuMemAlloc", 1
+    beside: Any = SimpleNamespace(max_send_bytes=64, max_receive_bytes=64, statistics=None)
+    group: Any = SimpleNamespace()
+    address = ChannelAddress(
+        kind="nccl", location="", num_slots=2, max_bytes_from_offerer=1000, max_bytes_from_opener=64
+    )
+    with pytest.raises(RuntimeError, match="cuMemAlloc"):
+        NcclChannel(beside, group, address)
+    require_nothing_held(driver)
+
+
+def test_a_gate_that_is_closed_leaves_nothing(driver: Driver) -> None:
+    first = RankGate.first()
+    further = RankGate.further(first.name)
+    first.unlink()
+    for gate in (first, further):
+        gate.close()
+    require_nothing_held(driver)
