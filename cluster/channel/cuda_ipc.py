@@ -19,6 +19,7 @@ from cluster.channel.device import ANSWERED_OFFSET
 from cluster.channel.errors import ChannelUnavailable
 from cluster.channel.gpu import UNUSED_BYTES, GpuChannel, current_gpu, current_stream, uuid_of
 from cluster.channel.host_flags import HostFlags
+from cluster.channel.segment import require_shared
 from cluster.channel.shm import ShmChannel, ShmOffer
 from cluster.contract.codec import from_plain, parse, to_plain, to_text
 
@@ -102,8 +103,12 @@ class CudaIpcChannel(GpuChannel):
 
     @staticmethod
     def check(address: ChannelAddress) -> None:
-        """Raises ChannelUnavailable where the current GPU doesn't reach the target's."""
-        _require_reachable(_location(address).gpu)
+        """Raises ChannelUnavailable where the current GPU doesn't reach the target's, or the two processes share no
+        memory of the host."""
+        location = _location(address)
+        _require_reachable(location.gpu)
+        ShmChannel.check(location.ring)
+        require_shared(location.flags)
 
     @classmethod
     def open(cls, address: ChannelAddress) -> "CudaIpcChannel":
@@ -120,7 +125,9 @@ class CudaIpcChannel(GpuChannel):
                 buffers = _Buffers(*sizes, handle=location.handle)
                 held.callback(cuda_driver.close_exported, buffers.address)
             except RuntimeError as error:
-                raise _unreachable(location.gpu, str(error)) from error
+                raise _unreachable(
+                    location.gpu, str(error), "use the shm channel, which goes through the CPU"
+                ) from error
             ring = ShmChannel.open(location.ring)  # last: the target takes it for the whole
             held.pop_all()
         return cls(ring, flags, buffers)
@@ -205,12 +212,11 @@ def _require_reachable(gpu: str) -> None:
         return
     there = [device for device in range(torch.cuda.device_count()) if uuid_of(device) == gpu]
     if not there:
-        raise _unreachable(gpu, "this process doesn't see that GPU: CUDA_VISIBLE_DEVICES must name both")
+        why = "this process doesn't see that GPU: CUDA_VISIBLE_DEVICES must name both"
+        raise _unreachable(gpu, why, "or use the nccl channel, which doesn't need it")
     if not torch.cuda.can_device_access_peer(own, there[0]):
-        raise _unreachable(gpu, f"GPU {uuid_of(own)} has no peer access to it")
+        raise _unreachable(gpu, f"GPU {uuid_of(own)} has no peer access to it", "use the nccl channel")
 
 
-def _unreachable(gpu: str, why: str) -> ChannelUnavailable:
-    return ChannelUnavailable(
-        f"the target's memory on GPU {gpu}", why, "use the shm channel, which goes through the CPU"
-    )
+def _unreachable(gpu: str, why: str, remedy: str) -> ChannelUnavailable:
+    return ChannelUnavailable(f"the target's memory on GPU {gpu}", why, remedy)

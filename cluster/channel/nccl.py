@@ -90,15 +90,18 @@ class NcclChannel(GpuChannel):
 
     @staticmethod
     def check(address: ChannelAddress) -> None:
-        """Raises ChannelUnavailable where the current GPU can't be NCCL's second beside the target's."""
-        gpu = uuid_of(current_gpu("nccl", otherwise="gloo"))
+        """Raises ChannelUnavailable where the current GPU can't be NCCL's second beside the target's, or the two
+        processes of one host share no memory of it."""
+        location, gpu = _location(address), uuid_of(current_gpu("nccl", otherwise="gloo"))
         nccl_library.require()
-        if gpu == _location(address).gpu:
+        if gpu == location.gpu:
             raise ChannelUnavailable(
                 "the nccl channel",
                 f"target and draft share GPU {gpu}, and NCCL refuses two ranks on one GPU",
                 "give the draft a GPU of its own, or use the cuda_ipc channel",
             )
+        if location.beside.kind == "shm":
+            ShmChannel.check(location.beside)
 
     @staticmethod
     def open(address: ChannelAddress, deadline_s: float, *, host: str) -> "NcclChannel":

@@ -27,7 +27,14 @@ from cluster.channel.base import (
 from cluster.channel.errors import ChannelClosed, ChannelError, ChannelUnavailable, DeadlineExceeded, PeerDied
 from cluster.channel.process import ProcessIdentity, ProcessWatch
 from cluster.channel.ring import RingReader, RingWriter, ring_bytes
-from cluster.channel.segment import SharedSegment, creator_of, open_descriptor, remove_orphans, unlink
+from cluster.channel.segment import (
+    SharedSegment,
+    creator_of,
+    open_descriptor,
+    remove_orphans,
+    require_shared,
+    unlink,
+)
 
 WATCH_INTERVAL_S: Final = 0.05
 """How often a side that waits asks whether its peer lives: a quarter of the 200 ms in which it must know."""
@@ -113,6 +120,12 @@ class ShmChannel(Channel):
         self._reader = RingReader(segment, *receiving)
         self.max_send_bytes = self._writer.max_bytes
         self.max_receive_bytes = self._reader.max_bytes
+
+    @staticmethod
+    def check(address: ChannelAddress) -> None:
+        """Raises ChannelUnavailable where this process can't open what another one offers, as long as that lives."""
+        futex.require_ordered_memory()
+        require_shared(address.location)
 
     @classmethod
     def open(cls, address: ChannelAddress) -> "ShmChannel":

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from cluster.channel import ChannelAddress, ChannelUnavailable, cuda_driver, cuda_ipc
+from cluster.channel import ChannelAddress, ChannelUnavailable, check_channel, cuda_driver, cuda_ipc, nccl
 from cluster.channel.cuda_ipc import CudaIpcChannel, CudaIpcOffer
 from cluster.channel.nccl import NcclChannel
 from cluster.channel.process import ProcessIdentity
 from cluster.channel.segment import DIRECTORY, segments_of
+from cluster.channel.shm import ShmOffer
 from cluster.speculation.rank_gate import RankGate
 
 DEADLINE_S = 60.0
@@ -229,3 +230,29 @@ def test_a_gate_that_is_closed_leaves_nothing(driver: Driver) -> None:
     for gate in (first, further):
         gate.close()
     require_nothing_held(driver)
+
+
+@pytest.mark.parametrize("part", ["ring", "flags"])
+def test_a_draft_without_the_targets_dev_shm_says_so_before_it_opens_the_channel(driver: Driver, part: str) -> None:
+    offer = cuda_ipc_offer()
+    check_channel(offer.address)
+    (DIRECTORY / {"ring": offer._ring.address.location, "flags": offer._flags.segment.name}[part]).unlink()
+    with pytest.raises(ChannelUnavailable, match=f"run both sides as one user with one {DIRECTORY}"):
+        check_channel(offer.address)
+    offer.withdraw()
+    require_nothing_held(driver)
+
+
+def test_what_goes_beside_nccl_on_one_host_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl, "current_gpu", lambda *_, **__: 0)
+    monkeypatch.setattr(nccl, "uuid_of", lambda _: "GPU-0")
+    monkeypatch.setattr(nccl.nccl_library, "require", lambda: None)
+    ring = ShmOffer(max_send_bytes=64, max_receive_bytes=1, num_slots=2)
+    location = json.dumps({"gpu": "GPU-1", "beside": json.loads(ring.address.to_json())})
+    address = ChannelAddress(
+        kind="nccl", location=location, num_slots=2, max_bytes_from_offerer=64, max_bytes_from_opener=64
+    )
+    check_channel(address)
+    ring.withdraw()
+    with pytest.raises(ChannelUnavailable, match="or use the gloo channel"):
+        check_channel(address)
