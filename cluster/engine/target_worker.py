@@ -148,7 +148,13 @@ class TargetWorker(ContractWorker):
         return draft
 
     def shutdown(self) -> None:
-        super().shutdown()
+        # There is none before the model's runner is there, nor after a first shutdown.
+        speculator: RemoteSpeculator | None = getattr(self.model_runner, "speculator", None)
+        if speculator is not None:
+            speculator.close()
+        super().shutdown()  # waits for the stream
+        if speculator is not None:
+            speculator.leave_ranks()
         if self._exported is not None:
             self._exported.close()
 

@@ -118,8 +118,6 @@ class RemoteSpeculator(target_seam.DraftlessSpeculator):
         self._rests = asked_epoch == 0
         if self._next is None or asked_epoch != self._next.epoch:
             return
-        if self._draft is not None:  # it was lost, but no round has shown it yet
-            self._retire(self._draft)
         self._draft, self._next = self._next, None
         self._last_epoch = self._draft.epoch
         self._lost = None
