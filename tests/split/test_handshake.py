@@ -60,7 +60,6 @@ SIZES = RoundSizes(
     vocab_size=10,
     block_tables=(BlockTableSizes(width=2, block_size=32, num_blocks=8),),
     with_input_ids=False,
-    draft_logits_dtype=None,
 )
 DIGEST = "0f" * 32
 

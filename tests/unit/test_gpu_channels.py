@@ -213,7 +213,7 @@ def test_a_withdrawn_offer_leaves_nothing_at_either_side(driver: Driver) -> None
 
 def test_nccl_buffers_of_which_one_has_no_room_leave_nothing(driver: Driver) -> None:
     driver.fails, driver.successes = "cuMemAlloc", 1
-    beside: Any = SimpleNamespace(max_send_bytes=64, max_receive_bytes=64, statistics=None)
+    beside: Any = SimpleNamespace(max_send_bytes=64, max_receive_bytes=64)
     group: Any = SimpleNamespace()
     address = ChannelAddress(
         kind="nccl", location="", num_slots=2, max_bytes_from_offerer=1000, max_bytes_from_opener=64
