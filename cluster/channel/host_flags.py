@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from contextlib import ExitStack
 from typing import Final
 
 from cluster.channel import cuda_driver
@@ -17,21 +18,20 @@ class HostFlags:
 
     def __init__(self, segment: SharedSegment) -> None:
         self.segment = segment
-        try:
+        with ExitStack() as held:
+            held.callback(segment.close)
             self._mapped = cuda_driver.register_host_memory(segment.address(0), mmap.PAGESIZE)
-        except RuntimeError:
-            segment.close()
-            raise
+            held.pop_all()
 
     @classmethod
     def create(cls) -> "HostFlags":
         """Under a name, until `unlink`. Raises ChannelUnavailable where /dev/shm has no room."""
         segment = SharedSegment.create(mmap.PAGESIZE)
-        try:
-            return cls(segment)
-        except RuntimeError:
-            unlink(segment.name)
-            raise
+        with ExitStack() as held:
+            held.callback(unlink, segment.name)
+            flags = cls(segment)
+            held.pop_all()
+        return flags
 
     @classmethod
     def open(cls, name: str) -> "HostFlags":

@@ -19,7 +19,7 @@ from cluster.channel import cuda_driver, nccl_library
 from cluster.channel.base import LOOPBACK, ChannelAddress, ChannelOffer
 from cluster.channel.collective import GlooChannel, GlooOffer
 from cluster.channel.device import ANSWERED_OFFSET
-from cluster.channel.errors import ChannelCorrupted, ChannelError, ChannelUnavailable
+from cluster.channel.errors import ChannelCorrupted, ChannelUnavailable
 from cluster.channel.gpu import UNUSED_BYTES, GpuChannel, current_gpu, current_stream, uuid_of
 from cluster.channel.nccl_group import NcclGroup
 from cluster.channel.shm import ShmChannel, ShmOffer
@@ -166,11 +166,11 @@ def _joined(
     beside: ShmChannel | GlooChannel, unique_id: bytes, rank: int, address: ChannelAddress, deadline_s: float
 ) -> NcclChannel:
     group = NcclGroup(unique_id, rank, deadline_s)
-    try:
-        return NcclChannel(beside, group, address)
-    except RuntimeError:  # there is no memory for the buffers
-        group.abort()
-        raise
+    with ExitStack() as held:
+        held.callback(group.abort)
+        channel = NcclChannel(beside, group, address)
+        held.pop_all()
+    return channel
 
 
 def _allocated(num_bytes: int, held: ExitStack) -> int:
@@ -182,14 +182,13 @@ def _allocated(num_bytes: int, held: ExitStack) -> int:
 @contextmanager
 def _closing(beside: ShmChannel | GlooChannel) -> Iterator[None]:
     """Where the whole doesn't open, neither does this part. A failure of CUDA or NCCL is the user's to know."""
-    try:
-        yield
-    except ChannelError:
-        beside.close()
-        raise
-    except RuntimeError as error:
-        beside.close()
-        raise ChannelUnavailable("the nccl channel", str(error), "use the gloo channel") from error
+    with ExitStack() as held:
+        held.callback(beside.close)
+        try:
+            yield
+        except RuntimeError as error:
+            raise ChannelUnavailable("the nccl channel", str(error), "use the gloo channel") from error
+        held.pop_all()
 
 
 def _location(address: ChannelAddress) -> _Location:

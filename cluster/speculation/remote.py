@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,14 +172,17 @@ class RemoteSpeculator(target_seam.DraftlessSpeculator):
             shared_kv=self._shared_kv,
         )
         channel, codec = offer_rounds(self._settings, member, contract, options)
-        rounds = target_rounds(
-            self.faults.around(channel),
-            codec,
-            epoch=member.epoch,
-            pace=self._pace,
-            device=self.device,
-            times=self._times,
-        )
+        with ExitStack() as held:
+            held.callback(channel.close)  # or the draft would wait in it for as long as this process lives
+            rounds = target_rounds(
+                self.faults.around(channel),
+                codec,
+                epoch=member.epoch,
+                pace=self._pace,
+                device=self.device,
+                times=self._times,
+            )
+            held.pop_all()
         member.on_silent_peer(rounds.abort)
         return PairedDraft(epoch=member.epoch, rounds=rounds)
 

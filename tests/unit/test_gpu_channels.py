@@ -18,7 +18,6 @@ import pytest
 
 from cluster.channel import ChannelAddress, ChannelUnavailable, check_channel, cuda_driver, cuda_ipc, nccl
 from cluster.channel.cuda_ipc import CudaIpcChannel, CudaIpcOffer
-from cluster.channel.nccl import NcclChannel
 from cluster.channel.process import ProcessIdentity
 from cluster.channel.segment import DIRECTORY, segments_of
 from cluster.channel.shm import ShmOffer
@@ -191,6 +190,16 @@ def test_an_offer_that_fails_leaves_nothing(driver: Driver, call: str) -> None:
     require_nothing_held(driver)
 
 
+def test_an_offer_without_the_driver_s_bindings_leaves_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ChannelUnavailable("a channel between GPUs", "cuda.bindings isn't there", "install them")
+
+    monkeypatch.setattr(cuda_driver, "_driver", missing)
+    with pytest.raises(ChannelUnavailable, match="bindings isn't there"):
+        cuda_ipc_offer()
+    require_nothing_held(driver)
+
+
 def test_an_offer_without_room_for_its_ring_leaves_nothing(driver: Driver) -> None:
     status = os.statvfs(DIRECTORY)
     with pytest.raises(ChannelUnavailable, match="--shm-size"):
@@ -211,15 +220,18 @@ def test_a_withdrawn_offer_leaves_nothing_at_either_side(driver: Driver) -> None
     require_nothing_held(driver)
 
 
-def test_nccl_buffers_of_which_one_has_no_room_leave_nothing(driver: Driver) -> None:
+def test_nccl_buffers_of_which_one_has_no_room_leave_nothing(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.fails, driver.successes = "cuMemAlloc", 1
-    beside: Any = SimpleNamespace(max_send_bytes=64, max_receive_bytes=64)
-    group: Any = SimpleNamespace()
+    ended: list[str] = []
+    group = SimpleNamespace(abort=lambda: ended.append("group"))
+    beside: Any = SimpleNamespace(max_send_bytes=64, max_receive_bytes=64, close=lambda: ended.append("beside"))
+    monkeypatch.setattr(nccl, "NcclGroup", lambda *_: group)
     address = ChannelAddress(
         kind="nccl", location="", num_slots=2, max_bytes_from_offerer=1000, max_bytes_from_opener=64
     )
-    with pytest.raises(RuntimeError, match="cuMemAlloc"):
-        NcclChannel(beside, group, address)
+    with pytest.raises(ChannelUnavailable, match="the nccl channel: cuMemAlloc"), nccl._closing(beside):
+        nccl._joined(beside, b"", 0, address, 0.0)
+    assert ended == ["group", "beside"]
     require_nothing_held(driver)
 
 

@@ -181,6 +181,55 @@ def test_a_worker_that_shuts_down_ends_its_pair_first_and_then_its_part_in_the_r
     worker(model_runner=None, _exported=None).shutdown()
 
 
+def test_a_channel_through_which_no_rounds_begin_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft serves it until then, and nobody else."""
+    from cluster.speculation import remote
+
+    closed: list[str] = []
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    channel = SimpleNamespace(close=lambda: closed.append("channel"))
+    monkeypatch.setattr(remote, "offer_rounds", lambda *_: (channel, None))
+    monkeypatch.setattr(remote, "tables_to_send", lambda *_: ())
+    monkeypatch.setattr(remote, "target_rounds", fail)
+    speculator: Any = remote.RemoteSpeculator.__new__(remote.RemoteSpeculator)
+    for name in ("_shared_kv", "_settings", "_pace", "_times", "device"):
+        setattr(speculator, name, None)
+    speculator._layers_by_group, speculator._block_tables = [], SimpleNamespace(input_block_tables=[])
+    speculator.vllm_config = SimpleNamespace(num_prefill_lookahead_tokens=0)
+    speculator._family = SimpleNamespace(reads_input_ids=False)
+    speculator.faults = SimpleNamespace(around=lambda same: same)
+    member: Any = SimpleNamespace(epoch=2)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        speculator.open_rounds(member, CONTRACT)
+    assert closed == ["channel"]
+
+
+def test_rounds_that_dont_warm_up_are_closed(tmp_path: Path) -> None:
+    closed: list[str] = []
+
+    def fail() -> None:
+        raise RuntimeError("CUDA_ERROR_LAUNCH_FAILED")
+
+    rounds = SimpleNamespace(warm_up=fail, close=lambda: closed.append("rounds"))
+    draft = SimpleNamespace(rounds=rounds)
+    with coordinator(tmp_path) as address, join(address, "target") as member:
+        target = worker(
+            device=SimpleNamespace(type="cpu"),
+            model_runner=SimpleNamespace(speculator=SimpleNamespace(open_rounds=lambda *_: draft)),
+            _last_epoch=0,
+            _member=member,
+            _contract=CONTRACT,
+            _join=lambda: member,
+            pair_again=lambda _: None,
+        )
+        with pytest.raises(RuntimeError, match="LAUNCH_FAILED"):
+            target._pair_again()
+    assert closed == ["rounds"]
+
+
 def test_a_worker_that_has_shut_down_meanwhile_comes_into_no_other_pairing(tmp_path: Path) -> None:
     """Its member would be there for ever."""
     gone = worker(_facts=FACTS["target"], _contract=CONTRACT, _has_left=True)
