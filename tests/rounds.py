@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from cluster.channel import ChannelClosed, ChannelError
-from cluster.channel.base import ChannelStatistics
 from cluster.channel.device import ANSWERED_OFFSET, DeviceChannel, has_reached
 from cluster.speculation.messages import (
     BlockTableSizes,
@@ -37,7 +36,6 @@ SIZES = RoundSizes(
         BlockTableSizes(width=4, block_size=16, num_blocks=8),
     ),
     with_input_ids=True,
-    draft_logits_dtype=None,
     kv_row_sizes=(8, 4),
 )
 CODEC = MessageCodec(SIZES, "0f" * 32)
@@ -51,7 +49,6 @@ class CpuDeviceChannel(DeviceChannel):
     that go through a queue. A stream that has to wait keeps its thread; so the thread is the stream."""
 
     def __init__(self, notices: Notices) -> None:
-        self.statistics = ChannelStatistics()
         self.max_send_bytes = max_notice_bytes(SIZES)
         self.max_receive_bytes = 1
         self.request_buffer = torch.zeros(max_request_bytes(SIZES), dtype=torch.uint8)

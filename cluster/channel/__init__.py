@@ -6,7 +6,7 @@ the other opens it. `shm` connects two processes of one host, `gloo` any two, `c
 any two GPUs.
 """
 
-from cluster.channel.base import Channel, ChannelAddress, ChannelKind, ChannelOffer, ChannelStatistics
+from cluster.channel.base import Channel, ChannelAddress, ChannelKind, ChannelOffer
 from cluster.channel.errors import (
     ChannelClosed,
     ChannelCorrupted,
@@ -25,7 +25,6 @@ __all__ = [
     "ChannelError",
     "ChannelKind",
     "ChannelOffer",
-    "ChannelStatistics",
     "ChannelUnavailable",
     "DeadlineExceeded",
     "PeerDied",

@@ -44,18 +44,6 @@ class ChannelAddress:
         return from_plain(cls, parse(text))
 
 
-@dataclass(slots=True)
-class ChannelStatistics:
-    """Since the channel was opened. The wait is for the peer: room to send into, or a message to receive."""
-
-    messages_sent: int = 0
-    bytes_sent: int = 0
-    send_wait_s: float = 0.0
-    messages_received: int = 0
-    bytes_received: int = 0
-    receive_wait_s: float = 0.0
-
-
 class Channel(ABC):
     """Whole messages, in order, in both directions.
 
@@ -64,7 +52,6 @@ class Channel(ABC):
     lives. A deadline that passed leaves the channel as it was.
     """
 
-    statistics: ChannelStatistics
     max_send_bytes: int
     max_receive_bytes: int
 

@@ -17,7 +17,6 @@ from cluster.channel.base import (
     Channel,
     ChannelAddress,
     ChannelOffer,
-    ChannelStatistics,
     message_length,
     require_room,
 )
@@ -61,7 +60,6 @@ class GlooOffer(ChannelOffer):
 
 class GlooChannel(Channel):
     def __init__(self, group: GlooGroup, num_slots: int, max_send_bytes: int, max_receive_bytes: int) -> None:
-        self.statistics = ChannelStatistics()
         self.max_send_bytes = max_send_bytes
         self.max_receive_bytes = max_receive_bytes
         self._group = group
@@ -86,25 +84,19 @@ class GlooChannel(Channel):
 
     def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:
         num_bytes = message_length(parts, self.max_send_bytes)
-        waited = self._outgoing.wait_free(deadline_s, "the peer made no room")
+        self._outgoing.wait_free(deadline_s, "the peer made no room")
         buffer, end = self._send_views[self._outgoing.filling], 0
         for part in parts:
             start, end = end, end + part.nbytes
             buffer[start:end] = part.cast("B")
         self._outgoing.filled(num_bytes)
-        self.statistics.send_wait_s += waited
-        self.statistics.messages_sent += 1
-        self.statistics.bytes_sent += num_bytes
         return num_bytes
 
     def recv(self, into: memoryview, deadline_s: float) -> int:
-        num_bytes, waited = self._incoming.wait_filled(deadline_s, "the peer sent nothing")
+        num_bytes = self._incoming.wait_filled(deadline_s, "the peer sent nothing")
         require_room(into, num_bytes)
         into.cast("B")[:num_bytes] = self._receive_views[self._incoming.emptying][:num_bytes]
         self._incoming.emptied()
-        self.statistics.receive_wait_s += waited
-        self.statistics.messages_received += 1
-        self.statistics.bytes_received += num_bytes
         return num_bytes
 
     def abort(self) -> None:
@@ -131,7 +123,7 @@ class GlooChannel(Channel):
         header = torch.tensor([_MAGIC, 0], dtype=torch.int64)
         try:
             while True:
-                num_bytes, _ = self._outgoing.wait_filled(_FOR_EVER, "")
+                num_bytes = self._outgoing.wait_filled(_FOR_EVER, "")
                 header[1] = num_bytes
                 self._group.send(header, self._send_buffers[self._outgoing.emptying, :num_bytes])
                 self._outgoing.emptied()

@@ -60,7 +60,11 @@ def close_exported(address: int) -> None:
 def register_host_memory(address: int, num_bytes: int) -> int:
     """Let the GPU read and write these pages of this process; returns their address there."""
     _call("cuMemHostRegister", address, num_bytes, _HOST_REGISTER_PORTABLE_AND_MAPPED)
-    (mapped,) = _call("cuMemHostGetDevicePointer", address, 0)
+    try:
+        (mapped,) = _call("cuMemHostGetDevicePointer", address, 0)
+    except RuntimeError:
+        unregister_host_memory(address)  # the caller unmaps them
+        raise
     return int(mapped)
 
 

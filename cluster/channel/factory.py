@@ -45,9 +45,13 @@ def check_channel(address: ChannelAddress) -> None:
     """Before the peer is told that this side opens what it offers.
 
     Raises:
-        ChannelUnavailable: this process can't, whatever the peer does.
+        ChannelUnavailable: this process can't, whatever the peer does. A peer that has ended is no reason.
     """
-    if address.kind == "cuda_ipc":
+    if address.kind == "shm":
+        from cluster.channel.shm import ShmChannel
+
+        ShmChannel.check(address)
+    elif address.kind == "cuda_ipc":
         from cluster.channel.cuda_ipc import CudaIpcChannel
 
         CudaIpcChannel.check(address)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cluster.channel.base import Channel, ChannelStatistics
+from cluster.channel.base import Channel
 from cluster.channel.device import DeviceChannel
 from cluster.channel.errors import DeadlineExceeded
 from cluster.contract.errors import DocumentError, require_positive
@@ -144,10 +144,6 @@ class _FaultyChannel(Channel):
         """To be received behind the next one."""
         self.max_send_bytes = channel.max_send_bytes
         self.max_receive_bytes = channel.max_receive_bytes
-
-    @property
-    def statistics(self) -> ChannelStatistics:  # type: ignore[override]
-        return self._channel.statistics
 
     def send(self, parts: Sequence[memoryview], deadline_s: float) -> int:
         message = b"".join(parts)

@@ -22,7 +22,6 @@ class GpuChannel(DeviceChannel):
     def __init__(self, beside: "ShmChannel | GlooChannel") -> None:
         self._beside = beside
         self._is_closed = False
-        self.statistics = beside.statistics
         self.max_send_bytes = beside.max_send_bytes
         self.max_receive_bytes = beside.max_receive_bytes
 

@@ -2,10 +2,11 @@
 
 import mmap
 import os
+from contextlib import ExitStack
 from typing import Final
 
 from cluster.channel import cuda_driver
-from cluster.channel.segment import SharedSegment, creator_of, open_descriptor
+from cluster.channel.segment import SharedSegment, creator_of, open_descriptor, unlink
 
 _LINE_BYTES: Final = 128
 """Each flag has cache lines of its own."""
@@ -17,12 +18,20 @@ class HostFlags:
 
     def __init__(self, segment: SharedSegment) -> None:
         self.segment = segment
-        self._mapped = cuda_driver.register_host_memory(segment.address(0), mmap.PAGESIZE)
+        with ExitStack() as held:
+            held.callback(segment.close)
+            self._mapped = cuda_driver.register_host_memory(segment.address(0), mmap.PAGESIZE)
+            held.pop_all()
 
     @classmethod
     def create(cls) -> "HostFlags":
-        """Under a name, until that is unlinked. Raises ChannelUnavailable where /dev/shm has no room."""
-        return cls(SharedSegment.create(mmap.PAGESIZE))
+        """Under a name, until `unlink`. Raises ChannelUnavailable where /dev/shm has no room."""
+        segment = SharedSegment.create(mmap.PAGESIZE)
+        with ExitStack() as held:
+            held.callback(unlink, segment.name)
+            flags = cls(segment)
+            held.pop_all()
+        return flags
 
     @classmethod
     def open(cls, name: str) -> "HostFlags":
@@ -44,6 +53,11 @@ class HostFlags:
     def write(self, flag: int, value: int) -> None:
         self.segment.words[flag * _LINE_BYTES // 4] = value
 
+    def unlink(self) -> None:
+        """When all have it. Any of them may, and more than one."""
+        unlink(self.segment.name)
+
     def close(self) -> None:
+        """When no stream of this process will touch them."""
         cuda_driver.unregister_host_memory(self.segment.address(0))
         self.segment.close()

@@ -9,7 +9,7 @@ What the CPU knows goes beside, through shm on one host, and gloo between two. T
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from cluster.channel import cuda_driver, nccl_library
 from cluster.channel.base import LOOPBACK, ChannelAddress, ChannelOffer
 from cluster.channel.collective import GlooChannel, GlooOffer
 from cluster.channel.device import ANSWERED_OFFSET
-from cluster.channel.errors import ChannelCorrupted, ChannelError, ChannelUnavailable
+from cluster.channel.errors import ChannelCorrupted, ChannelUnavailable
 from cluster.channel.gpu import UNUSED_BYTES, GpuChannel, current_gpu, current_stream, uuid_of
 from cluster.channel.nccl_group import NcclGroup
 from cluster.channel.shm import ShmChannel, ShmOffer
@@ -44,7 +44,7 @@ class NcclOffer(ChannelOffer):
 
         Raises ChannelUnavailable where there is no GPU, no NCCL, or no channel to go beside.
         """
-        device = current_gpu("nccl", otherwise="gloo")
+        gpu = uuid_of(current_gpu("nccl", otherwise="gloo"))
         nccl_library.require()
         sizes = {
             "max_send_bytes": max(max_notice_bytes, nccl_library.UNIQUE_ID_BYTES),
@@ -52,7 +52,7 @@ class NcclOffer(ChannelOffer):
             "num_slots": num_slots,
         }
         self._beside = ShmOffer(**sizes) if host == LOOPBACK else GlooOffer(**sizes, host=host)
-        location = _Location(gpu=uuid_of(device), beside=self._beside.address)
+        location = _Location(gpu=gpu, beside=self._beside.address)
         self.address = ChannelAddress(
             kind="nccl",
             location=to_text(to_plain(location)),
@@ -76,28 +76,34 @@ class NcclChannel(GpuChannel):
     def __init__(self, beside: ShmChannel | GlooChannel, group: NcclGroup, address: ChannelAddress) -> None:
         super().__init__(beside)
         self._group = group
-        self.request_address = cuda_driver.allocate(address.max_bytes_from_offerer)
-        self.reply_address = cuda_driver.allocate(address.max_bytes_from_opener)
-        self._stream = cuda_driver.create_stream()
-        self._side = torch.cuda.ExternalStream(self._stream)
-        self._written = torch.cuda.Event()
-        # Page-locked, so the GPU has it under the same address.
-        self._reply_word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._reply_view = self._reply_word.numpy().view(np.uint32)
-        self._request_word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._request_view = self._request_word.numpy().view(np.uint32)
+        with ExitStack() as held:
+            self.request_address = _allocated(address.max_bytes_from_offerer, held)
+            self.reply_address = _allocated(address.max_bytes_from_opener, held)
+            self._stream = cuda_driver.create_stream()
+            held.callback(cuda_driver.destroy_stream, self._stream)
+            self._side = torch.cuda.ExternalStream(self._stream)
+            self._written = torch.cuda.Event()
+            # Page-locked, so the GPU has it under the same address.
+            self._reply_word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+            self._reply_view = self._reply_word.numpy().view(np.uint32)
+            self._request_word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+            self._request_view = self._request_word.numpy().view(np.uint32)
+            self._held = held.pop_all()
 
     @staticmethod
     def check(address: ChannelAddress) -> None:
-        """Raises ChannelUnavailable where the current GPU can't be NCCL's second beside the target's."""
-        gpu = uuid_of(current_gpu("nccl", otherwise="gloo"))
+        """Raises ChannelUnavailable where the current GPU can't be NCCL's second beside the target's, or the two
+        processes of one host share no memory of it."""
+        location, gpu = _location(address), uuid_of(current_gpu("nccl", otherwise="gloo"))
         nccl_library.require()
-        if gpu == _location(address).gpu:
+        if gpu == location.gpu:
             raise ChannelUnavailable(
                 "the nccl channel",
                 f"target and draft share GPU {gpu}, and NCCL refuses two ranks on one GPU",
                 "give the draft a GPU of its own, or use the cuda_ipc channel",
             )
+        if location.beside.kind == "shm":
+            ShmChannel.check(location.beside)
 
     @staticmethod
     def open(address: ChannelAddress, deadline_s: float, *, host: str) -> "NcclChannel":
@@ -129,9 +135,7 @@ class NcclChannel(GpuChannel):
         has_ended = self._group.close()
         self._beside.close()
         if has_ended:
-            cuda_driver.destroy_stream(self._stream)
-            cuda_driver.free(self.request_address)
-            cuda_driver.free(self.reply_address)
+            self._held.close()
 
     def request(self, step: int, num_bytes: int, reply_bytes: int) -> None:
         self._written.record()
@@ -170,24 +174,29 @@ def _joined(
     beside: ShmChannel | GlooChannel, unique_id: bytes, rank: int, address: ChannelAddress, deadline_s: float
 ) -> NcclChannel:
     group = NcclGroup(unique_id, rank, deadline_s)
-    try:
-        return NcclChannel(beside, group, address)
-    except RuntimeError:  # there is no memory for the buffers
-        group.abort()
-        raise
+    with ExitStack() as held:
+        held.callback(group.abort)
+        channel = NcclChannel(beside, group, address)
+        held.pop_all()
+    return channel
+
+
+def _allocated(num_bytes: int, held: ExitStack) -> int:
+    address = cuda_driver.allocate(num_bytes)
+    held.callback(cuda_driver.free, address)
+    return address
 
 
 @contextmanager
 def _closing(beside: ShmChannel | GlooChannel) -> Iterator[None]:
     """Where the whole doesn't open, neither does this part. A failure of CUDA or NCCL is the user's to know."""
-    try:
-        yield
-    except ChannelError:
-        beside.close()
-        raise
-    except RuntimeError as error:
-        beside.close()
-        raise ChannelUnavailable("the nccl channel", str(error), "use the gloo channel") from error
+    with ExitStack() as held:
+        held.callback(beside.close)
+        try:
+            yield
+        except RuntimeError as error:
+            raise ChannelUnavailable("the nccl channel", str(error), "use the gloo channel") from error
+        held.pop_all()
 
 
 def _location(address: ChannelAddress) -> _Location:

@@ -3,7 +3,7 @@ addresses are numbers; a failure is a RuntimeError.
 
 Neither of the bindings that are there will do. torch's process group ends its process when a communicator fails, by
 settings that vLLM's own groups share. vLLM's wrapper refuses a library without every function of NCCL 2.29.7, and
-torch 2.11 comes with an older one. These seven calls are in all since 2.7.
+torch 2.11 comes with an older one. These six calls are in all since 2.7.
 """
 
 import ctypes
@@ -25,7 +25,6 @@ class _UniqueId(ctypes.Structure):
 _ADDRESS, _COMMUNICATOR, _STREAM = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
 _TRANSFER: Final = (_ADDRESS, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, _COMMUNICATOR, _STREAM)
 _ARGUMENTS: Final = {
-    "ncclGetVersion": (ctypes.POINTER(ctypes.c_int),),
     "ncclGetUniqueId": (ctypes.POINTER(_UniqueId),),
     "ncclCommInitRank": (ctypes.POINTER(_COMMUNICATOR), ctypes.c_int, _UniqueId, ctypes.c_int),
     "ncclSend": _TRANSFER,
@@ -37,13 +36,6 @@ _ARGUMENTS: Final = {
 def require() -> None:
     """Raises ChannelUnavailable where there is no NCCL."""
     _library()
-
-
-def version() -> int:
-    """As NCCL counts: 22907 is 2.29.7."""
-    found = ctypes.c_int()
-    _call("ncclGetVersion", ctypes.byref(found))
-    return found.value
 
 
 def unique_id() -> bytes:

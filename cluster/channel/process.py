@@ -70,11 +70,11 @@ class ProcessWatch:
             raise ProcessLookupError(f"process {process.pid} has ended")
         self.is_open = True
 
-    def has_ended(self) -> bool:
-        """From any thread."""
+    def has_ended(self, within_s: float = 0.0) -> bool:
+        """From any thread. Waits for the end for so long."""
         poll = select.poll()  # a new one: two threads may not be in one poll at a time
         poll.register(self._fd, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(poll.poll(1e3 * within_s))
 
     def close(self) -> None:
         self.is_open = False

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.channel.errors import ChannelUnavailable
-from cluster.channel.process import ProcessIdentity, pid_namespace
+from cluster.channel.process import ProcessIdentity, ProcessWatch, pid_namespace
 
 DIRECTORY: Final = Path("/dev/shm")
 _CHANNEL: Final = "dspark-cluster"
@@ -64,10 +64,8 @@ class SharedSegment:
 
     @classmethod
     def open(cls, name: str, descriptor: int) -> "SharedSegment":
-        status = os.fstat(descriptor)
-        if status.st_uid != os.geteuid():
-            raise _no_segment(name, f"it belongs to user {status.st_uid}, this process to {os.geteuid()}")
-        return cls(name, descriptor, status.st_size)
+        _require_own(name, descriptor)
+        return cls(name, descriptor, os.fstat(descriptor).st_size)
 
     def address(self, offset: int) -> int:
         return self._base + offset
@@ -107,6 +105,27 @@ def creator_of(name: str) -> ProcessIdentity:
     return ProcessIdentity(pid, start_ticks)
 
 
+def require_shared(name: str) -> None:
+    """That this process can have the segment for as long as its creator lives. Where that has ended, nobody can tell.
+
+    Raises ChannelUnavailable: the two share no PID namespace, no /dev/shm or no user.
+    """
+    creator = creator_of(name)
+    try:
+        ProcessWatch(creator).close()
+    except ProcessLookupError:
+        return
+    try:
+        descriptor = open_descriptor(name)
+    except ChannelUnavailable as error:
+        why = f"process {creator.pid} has made it, and here it can't be opened ({error.why})"
+        raise _not_shared(name, why) from error
+    try:
+        _require_own(name, descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def unlink(name: str) -> None:
     (DIRECTORY / name).unlink(missing_ok=True)
 
@@ -139,6 +158,12 @@ def _named() -> Iterator[tuple[Path, ProcessIdentity]]:
             yield path, ProcessIdentity(pid, start_ticks)
 
 
+def _require_own(name: str, descriptor: int) -> None:
+    owner = os.fstat(descriptor).st_uid
+    if owner != os.geteuid():
+        raise _not_shared(name, f"it belongs to user {owner}, this process to {os.geteuid()}")
+
+
 def _free_bytes() -> int:
     status = os.statvfs(DIRECTORY)
     return status.f_bavail * status.f_frsize
@@ -147,4 +172,10 @@ def _free_bytes() -> int:
 def _no_segment(name: str, why: str | None) -> ChannelUnavailable:
     return ChannelUnavailable(
         f"the shared memory {name}", why or "it can't be opened", "offer a new channel, or use the gloo channel"
+    )
+
+
+def _not_shared(name: str, why: str) -> ChannelUnavailable:
+    return ChannelUnavailable(
+        f"the shared memory {name}", why, f"run both sides as one user with one {DIRECTORY}, or use the gloo channel"
     )

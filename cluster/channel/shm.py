@@ -21,13 +21,19 @@ from cluster.channel.base import (
     Channel,
     ChannelAddress,
     ChannelOffer,
-    ChannelStatistics,
     message_length,
 )
 from cluster.channel.errors import ChannelClosed, ChannelError, ChannelUnavailable, DeadlineExceeded, PeerDied
 from cluster.channel.process import ProcessIdentity, ProcessWatch
 from cluster.channel.ring import RingReader, RingWriter, ring_bytes
-from cluster.channel.segment import SharedSegment, creator_of, open_descriptor, remove_orphans, unlink
+from cluster.channel.segment import (
+    SharedSegment,
+    creator_of,
+    open_descriptor,
+    remove_orphans,
+    require_shared,
+    unlink,
+)
 
 WATCH_INTERVAL_S: Final = 0.05
 """How often a side that waits asks whether its peer lives: a quarter of the 200 ms in which it must know."""
@@ -97,7 +103,6 @@ class ShmChannel(Channel):
     def __init__(
         self, segment: SharedSegment, address: ChannelAddress, watch: ProcessWatch, *, is_offerer: bool
     ) -> None:
-        self.statistics = ChannelStatistics()
         self._segment = segment
         self._watch = watch
         self._is_closed = False
@@ -113,6 +118,12 @@ class ShmChannel(Channel):
         self._reader = RingReader(segment, *receiving)
         self.max_send_bytes = self._writer.max_bytes
         self.max_receive_bytes = self._reader.max_bytes
+
+    @staticmethod
+    def check(address: ChannelAddress) -> None:
+        """Raises ChannelUnavailable where this process can't open what another one offers, as long as that lives."""
+        futex.require_ordered_memory()
+        require_shared(address.location)
 
     @classmethod
     def open(cls, address: ChannelAddress) -> "ShmChannel":
@@ -147,20 +158,15 @@ class ShmChannel(Channel):
         gone = self.gone()
         if gone is not None:
             raise gone
-        self.statistics.send_wait_s += self._wait_for(self._writer, deadline_s, "the peer made no room")
+        self._wait_for(self._writer, deadline_s, "the peer made no room")
         self._writer.write(parts, num_bytes)
-        self.statistics.messages_sent += 1
-        self.statistics.bytes_sent += num_bytes
         return num_bytes
 
     def recv(self, into: memoryview, deadline_s: float) -> int:
         if self._is_closed:
             raise ChannelClosed("this side closed the channel")
-        self.statistics.receive_wait_s += self._wait_for(self._reader, deadline_s, "the peer sent nothing")
-        num_bytes = self._reader.read(into)
-        self.statistics.messages_received += 1
-        self.statistics.bytes_received += num_bytes
-        return num_bytes
+        self._wait_for(self._reader, deadline_s, "the peer sent nothing")
+        return self._reader.read(into)
 
     def abort(self) -> None:
         if self._is_closed:
@@ -170,24 +176,27 @@ class ShmChannel(Channel):
         self._writer.wake()
         self._reader.wake()
 
+    def await_peer_end(self, timeout_s: float) -> bool:
+        """Whether the peer's process has ended, or ends in this time. Not after `close`."""
+        return self._watch.has_ended(timeout_s)
+
     def close(self) -> None:
         self.abort()
         if self._watch.is_open:
             self._watch.close()
             self._segment.close()
 
-    def _wait_for(self, ring: RingWriter | RingReader, deadline_s: float, late: str) -> float:
-        """Returns the seconds waited."""
+    def _wait_for(self, ring: RingWriter | RingReader, deadline_s: float, late: str) -> None:
         if ring.is_ready():
-            return 0.0
+            return
         started = time.monotonic()
         while time.monotonic() < min(started + SPIN_S, deadline_s):
             if ring.is_ready():
-                return time.monotonic() - started
+                return
         while True:
             gone = self.gone()  # asked first: what the peer sent before it went is there by now
             if ring.is_ready():
-                return time.monotonic() - started
+                return
             if gone is not None:
                 raise gone
             remaining = deadline_s - time.monotonic()

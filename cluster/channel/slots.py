@@ -35,13 +35,12 @@ class SlotQueue:
     def emptying(self) -> int:
         return self._num_emptied % self._num_slots
 
-    def wait_free(self, deadline_s: float, late: str) -> float:
-        """Returns the seconds waited. Raises DeadlineExceeded saying `late`, or the error the queue ended with."""
+    def wait_free(self, deadline_s: float, late: str) -> None:
+        """Raises DeadlineExceeded saying `late`, or the error the queue ended with."""
         with self._changed:
-            waited = self._wait(lambda: self._error is not None or self._has_free(), deadline_s, late)
+            self._wait(lambda: self._error is not None or self._has_free(), deadline_s, late)
             if self._error is not None:
                 raise self._error
-            return waited
 
     def filled(self, num_bytes: int) -> None:
         with self._changed:
@@ -49,13 +48,13 @@ class SlotQueue:
             self._num_filled += 1
             self._changed.notify_all()
 
-    def wait_filled(self, deadline_s: float, late: str) -> tuple[int, float]:
-        """Returns the message's length and the seconds waited. An error waits until the queue is empty."""
+    def wait_filled(self, deadline_s: float, late: str) -> int:
+        """Returns the message's length. An error waits until the queue is empty."""
         with self._changed:
-            waited = self._wait(lambda: self._error is not None or self._has_filled(), deadline_s, late)
+            self._wait(lambda: self._error is not None or self._has_filled(), deadline_s, late)
             if not self._has_filled() and self._error is not None:
                 raise self._error
-            return self._lengths[self.emptying], waited
+            return self._lengths[self.emptying]
 
     def emptied(self) -> None:
         with self._changed:
@@ -77,12 +76,11 @@ class SlotQueue:
     def _has_filled(self) -> bool:
         return self._num_filled > self._num_emptied
 
-    def _wait(self, is_over: Callable[[], bool], deadline_s: float, late: str) -> float:
+    def _wait(self, is_over: Callable[[], bool], deadline_s: float, late: str) -> None:
         if is_over():
-            return 0.0
+            return
         started = time.monotonic()
         # Beyond TIMEOUT_MAX a condition can't count; three centuries are as good as for ever.
         timeout_s = min(deadline_s - started, threading.TIMEOUT_MAX)
         if not self._changed.wait_for(is_over, timeout_s):
             raise DeadlineExceeded(f"{late} in {time.monotonic() - started:.3f} s")
-        return time.monotonic() - started

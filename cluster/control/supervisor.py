@@ -50,6 +50,10 @@ class SupervisedProcess:
         self._thread = threading.Thread(target=self._supervise, name=f"dspark-supervise-{self._name}", daemon=True)
         self._thread.start()
 
+    def let_end(self) -> None:
+        """Start it no more: it is about to end by itself. `stop` comes then."""
+        self._stopped.set()
+
     def stop(self, timeout_s: float) -> None:
         """End it for good. A second call does nothing."""
         self._stopped.set()

@@ -51,6 +51,7 @@ class ContractWorker(Worker):
             raise NotImplementedError("a contract is held by tensor-parallel ranks alone: all other parallelism is 1")
         self._observed = Observed()
         self._member: Member | None = None
+        self._has_left = False
         self._rank: FirstRank | FurtherRank = FurtherRank()
         self._facts: SideFacts | None = None
         self._contract: KVContract | None = None
@@ -70,6 +71,8 @@ class ContractWorker(Worker):
         """
         assert self._facts is not None  # of the first pairing
         self._member = member
+        if self._has_left:  # meanwhile, through the member before
+            member.close()
         with member.reporting():
             member.agree(self._facts, held=self.contract)
             member.accept(self.contract)
@@ -138,6 +141,7 @@ class ContractWorker(Worker):
     def shutdown(self) -> None:
         if self._seal is not None:
             self._seal.enter(Phase.SHUTDOWN)
+        self._has_left = True
         if self._member is not None:
             self._member.close()
         try:

@@ -113,6 +113,7 @@ class SeparateEngine(InProcessEngine):
 
     def stop_draft(self) -> None:
         """End the draft's process; the target goes on without proposals. A second call does nothing."""
+        self._draft.let_end()
         self._speculator.close()
         if self._draft_trace is not None:  # it writes it now, and then its process may end
             await_trace(self._draft_trace, DRAFT_STOP_TIMEOUT_S)

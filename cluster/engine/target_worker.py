@@ -5,7 +5,7 @@ EngineArgs(worker_cls="cluster.engine.target_worker.TargetWorker",
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -140,15 +140,24 @@ class TargetWorker(ContractWorker):
         self.pair_again(member)
         with member.reporting():
             draft = self._speculator.open_rounds(member, self.contract)
-        try:
-            draft.rounds.warm_up()
-        except (ChannelError, MessageError) as error:
-            draft.rounds.close()
-            raise ControlError("the draft that came back", str(error), "look at what its process wrote last") from error
+        with ExitStack() as held:
+            held.callback(draft.rounds.close)
+            try:
+                draft.rounds.warm_up()
+            except (ChannelError, MessageError) as error:
+                remedy = "look at what its process wrote last"
+                raise ControlError("the draft that came back", str(error), remedy) from error
+            held.pop_all()
         return draft
 
     def shutdown(self) -> None:
-        super().shutdown()
+        # There is none before the model's runner is there, nor after a first shutdown.
+        speculator: RemoteSpeculator | None = getattr(self.model_runner, "speculator", None)
+        if speculator is not None:
+            speculator.close()
+        super().shutdown()  # waits for the stream
+        if speculator is not None:
+            speculator.leave_ranks()
         if self._exported is not None:
             self._exported.close()
 

@@ -66,6 +66,7 @@ class TensorParallelExecutor(UniProcExecutor):
                 "lower it, or give the target as many",
             )
         self._lost: RankLost | None = None
+        self._losing = threading.Lock()
         self._closed = False
         self._busy_since_s: float | None = None
         self._on_failure: Callable[[], None] | None = None
@@ -107,8 +108,10 @@ class TensorParallelExecutor(UniProcExecutor):
             return own + [other.answer() for other in self.others]
 
     def register_failure_callback(self, callback: Callable[[], None]) -> None:
-        self._on_failure = callback
-        if self._lost is not None:
+        with self._losing:
+            self._on_failure = callback
+            is_lost = self._lost is not None
+        if is_lost:
             callback()
 
     def check_health(self) -> None:
@@ -133,11 +136,7 @@ class TensorParallelExecutor(UniProcExecutor):
         """In the thread that watches: until nothing here can wait for that rank any more."""
         if self._closed:
             return
-        if self._lost is None:
-            self._lost = lost
-            log.error("%s", lost)
-            if self._on_failure is not None:
-                self._on_failure()
+        self._lose(lost, raises=False)
         begun_s = time.monotonic()
         if current_platform.is_cuda():
             # Whatever is called next, closing included, would wait for a kernel that does.
@@ -146,6 +145,19 @@ class TensorParallelExecutor(UniProcExecutor):
             time.sleep(_WATCH_INTERVAL_S)
             if since_s is not None and time.monotonic() > max(begun_s, since_s) + STUCK_AFTER_S:
                 end_stuck()
+
+    def _lose(self, lost: RankLost, *, raises: bool) -> None:
+        """From any thread: the engine can't go on, and whoever finds it first says so. `raises`: the caller raises it,
+        which is heard where the engine is used directly. A core in between, which has registered for failures, may
+        take the error for that of one call, such as for its metrics."""
+        with self._losing:
+            if self._lost is not None:
+                return
+            self._lost, on_failure = lost, self._on_failure
+        if on_failure is not None or not raises:
+            log.error("%s", lost)
+        if on_failure is not None:
+            on_failure()
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -158,7 +170,7 @@ class TensorParallelExecutor(UniProcExecutor):
         except BaseException as error:
             says_why = isinstance(error, UserError | ContractViolation)
             cause = error if says_why else self._loss() or error
-            self._lost = self._lost or RankLost("an engine of several ranks", f"it has failed ({error})", _REMEDY)
+            self._lose(cause if isinstance(cause, RankLost) else _failed(cause), raises=True)
             self._end_others()
             if cause is error:
                 raise
@@ -173,6 +185,10 @@ class TensorParallelExecutor(UniProcExecutor):
 
 
 _REMEDY: Final = "look at what the processes wrote last, and start the engine again"
+
+
+def _failed(error: BaseException) -> RankLost:
+    return RankLost("an engine of several ranks", f"it has failed ({error})", _REMEDY)
 
 
 class _OtherRank:

@@ -105,6 +105,9 @@ class DeviceDraft:
         while True:
             try:
                 num_bytes = self._channel.recv(buffer, math.inf)
+                gone = self._channel.gone()
+                if gone is not None:  # nobody waits for this round any more, and its buffers may be gone
+                    return str(gone)
                 notice = self._codec.decode(buffer[:num_bytes])
                 if not isinstance(notice, RoundNotice) or notice.epoch != self._epoch:
                     return f"a {type(notice).__name__} of epoch {notice.epoch} came in epoch {self._epoch}"

@@ -42,7 +42,6 @@ def round_sizes(contract: KVContract, options: RoundOptions) -> RoundSizes:
                 for table, width in widths
             ],
             "with_input_ids": options.with_input_ids,
-            "draft_logits_dtype": options.draft_logits_dtype or None,
             "kv_row_sizes": [
                 group.row_bytes // _ELEMENT_BYTES[group.dtype] for group in mirrored_layers(contract).values()
             ],

@@ -7,7 +7,15 @@ from typing import Final
 
 from dspark.v1 import control_pb2
 
-from cluster.channel import Channel, ChannelAddress, ChannelError, check_channel, offer_channel, open_channel
+from cluster.channel import (
+    Channel,
+    ChannelAddress,
+    ChannelError,
+    ChannelUnavailable,
+    check_channel,
+    offer_channel,
+    open_channel,
+)
 from cluster.channel.base import LOOPBACK
 from cluster.contract.codec import from_plain, to_plain
 from cluster.contract.contract import KVContract
@@ -60,7 +68,8 @@ def open_rounds(
     as the target's reaches it.
 
     Raises:
-        ContractError, ControlError, ChannelUnavailable: the target offers no channel, or none that fits.
+        ContractError, ChannelUnavailable: the target offers a channel that doesn't fit.
+        ControlError: it offers none, or has gone since.
     """
     offer = member.await_channel()
     offered = tuple(offer.round_options.block_table_widths)
@@ -82,11 +91,11 @@ def open_rounds(
     member.accept_channel()
     try:
         return open_channel(address, time.monotonic() + OPEN_TIMEOUT_S, host=host), codec
-    except ChannelError as error:
+    except (ChannelError, ChannelUnavailable) as error:  # checked above: it is the offer that is gone, with its target
         raise _not_open(address, error) from error
 
 
-def _not_open(address: ChannelAddress, error: ChannelError) -> ControlError:
+def _not_open(address: ChannelAddress, error: Exception) -> ControlError:
     return ControlError(
         f"the {address.kind} channel between target and draft",
         f"it didn't open ({error})",

@@ -8,7 +8,6 @@ from cluster.channel import cuda_driver
 from cluster.channel.device import word_of
 from cluster.channel.gpu import current_stream
 from cluster.channel.host_flags import HostFlags
-from cluster.channel.segment import unlink
 
 _FLAG = 0
 
@@ -36,7 +35,11 @@ class RankGate:
 
     def unlink(self) -> None:
         """When all ranks have it. Any of them may, and more than one."""
-        unlink(self.name)
+        self._flags.unlink()
+
+    def close(self) -> None:
+        """When this rank's stream has passed it for the last time."""
+        self._flags.close()
 
     def enter(self) -> None:
         """Put on the current stream: at the first rank's that the gate is open, at another's to wait for it."""

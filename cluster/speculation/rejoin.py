@@ -25,12 +25,14 @@ class Rejoin(Generic[Draft]):
         self, *, end: Callable[[Draft], None], pair_again: Callable[[], Draft], offer: Callable[[Draft], None]
     ) -> None:
         """`end` and `pair_again` may take as long as they need. The latter waits for a draft, and raises UserError or
-        ContractViolation where it came to nothing."""
+        ContractViolation where it came to nothing; whatever else either raises is in the log with where it comes
+        from. `offer` returns at once."""
         self._end = end
         self._pair_again = pair_again
         self._offer = offer
-        self._lost: queue.SimpleQueue[Draft] = queue.SimpleQueue()
+        self._lost: queue.SimpleQueue[Draft | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
+        self._offering = threading.Lock()
         threading.Thread(target=self._run, name="dspark-rejoin", daemon=True).start()
 
     def lost(self, draft: Draft) -> None:
@@ -38,17 +40,44 @@ class Rejoin(Generic[Draft]):
         self._lost.put(draft)
 
     def stop(self) -> None:
-        """No further attempt; one that waits ends when its member leaves."""
-        self._stopped.set()
+        """No further attempt, and none is offered any more; one that waits ends when its member leaves."""
+        with self._offering:
+            self._stopped.set()
+        self._lost.put(None)
 
     def _run(self) -> None:
-        while True:
-            self._end(self._lost.get())
+        while self._ends_one():
             pause_s = FIRST_PAUSE_S
-            while not self._stopped.wait(pause_s):
-                try:
-                    self._offer(self._pair_again())
-                    break
-                except (UserError, ContractViolation) as error:
-                    log.warning("no draft yet: %s", error)
-                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            while not self._stopped.wait(pause_s) and not self._finds_one():
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _ends_one(self) -> bool:
+        lost = self._lost.get()
+        if lost is None:
+            return False
+        self._try_to_end(lost)
+        return True
+
+    def _finds_one(self) -> bool:
+        """Or needs none any more."""
+        try:
+            draft = self._pair_again()
+        except (UserError, ContractViolation) as error:
+            log.warning("no draft yet: %s", error)
+            return False
+        except Exception:
+            log.exception("no draft yet")
+            return False
+        with self._offering:
+            if not self._stopped.is_set():
+                self._offer(draft)
+                return True
+        self._try_to_end(draft)
+        return True
+
+    def _try_to_end(self, draft: Draft) -> None:
+        """What it leaves behind is no reason to go without another."""
+        try:
+            self._end(draft)
+        except Exception:
+            log.exception("what is left of a draft didn't end")

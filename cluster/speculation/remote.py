@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,8 +121,6 @@ class RemoteSpeculator(target_seam.DraftlessSpeculator):
         self._rests = asked_epoch == 0
         if self._next is None or asked_epoch != self._next.epoch:
             return
-        if self._draft is not None:  # it was lost, but no round has shown it yet
-            self._retire(self._draft)
         self._draft, self._next = self._next, None
         self._last_epoch = self._draft.epoch
         self._lost = None
@@ -175,14 +174,17 @@ class RemoteSpeculator(target_seam.DraftlessSpeculator):
             shared_kv=self._shared_kv,
         )
         channel, codec = offer_rounds(self._settings, member, contract, options)
-        rounds = target_rounds(
-            self.faults.around(channel),
-            codec,
-            epoch=member.epoch,
-            pace=self._pace,
-            device=self.device,
-            times=self._times,
-        )
+        with ExitStack() as held:
+            held.callback(channel.close)  # or the draft would wait in it for as long as this process lives
+            rounds = target_rounds(
+                self.faults.around(channel),
+                codec,
+                epoch=member.epoch,
+                pace=self._pace,
+                device=self.device,
+                times=self._times,
+            )
+            held.pop_all()
         member.on_silent_peer(rounds.abort)
         return PairedDraft(epoch=member.epoch, rounds=rounds)
 

@@ -39,6 +39,12 @@ class DraftlessSpeculator(DraftModelSpeculator):
         broadcast: torch.Tensor = get_tp_group().broadcast(drafts)
         return broadcast
 
+    def leave_ranks(self) -> None:
+        """When no step comes any more, and the stream has passed all there were."""
+        if self._gate is not None:
+            self._gate.close()
+            self._gate = None
+
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Nothing here is captured."""
 

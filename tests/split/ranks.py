@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from cluster.channel.process import ProcessIdentity, ProcessWatch
 from cluster.engine.in_process import Completion, GenerationRequest, InProcessEngine
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
@@ -15,6 +16,7 @@ from tests.split.arms import Arm, Round, await_draft, remote, separate_of
 from tests.split.engines import Report
 
 EVENT_AFTER_DELTAS = 8
+DEADLINE_S = 60
 
 
 def colocated_ranks(settings: EngineSettings, requests: list[GenerationRequest], report: Report) -> None:
@@ -30,6 +32,7 @@ def ranks_beside_a_draft(settings: EngineSettings, requests: list[GenerationRequ
     arm = Arm(SeparateEngine(settings))
     report_of = {"run": _plain(*arm.run(requests)), "lost_at_first": remote(arm).lost}
     draft, rank = separate_of(arm).draft_process, rank_process(arm.engine)
+    watch = ProcessWatch(ProcessIdentity.of(rank))
     report_of["killed"] = tokens_with(arm, requests, lambda: draft.send_signal(signal.SIGKILL))
     report_of["lost_then"] = remote(arm).lost
     await_draft(arm)
@@ -38,9 +41,11 @@ def ranks_beside_a_draft(settings: EngineSettings, requests: list[GenerationRequ
     killed_s = 0.0
 
     def kill_rank() -> None:
+        """Between two steps: in one, the first rank would wait for it in vLLM's shared memory without end."""
         nonlocal killed_s
         os.kill(rank, signal.SIGKILL)
         killed_s = time.monotonic()
+        assert watch.has_ended(within_s=DEADLINE_S)
 
     try:
         tokens_with(arm, requests, kill_rank)

@@ -147,10 +147,6 @@ def test_two_processes_exchange_messages_of_every_size(kind: ChannelKind, buffer
                 assert channel.send(parts, within()) == size
                 assert channel.recv(buffer, within()) == size
                 assert buffer[:size] == sent
-            statistics = channel.statistics
-            assert statistics.messages_sent == statistics.messages_received == len(sizes)
-            assert statistics.bytes_sent == statistics.bytes_received == sum(sizes)
-            assert 0 < statistics.receive_wait_s < 60
         assert peer.read()["error"] == "ChannelClosed"
         peer.release()
 
@@ -272,7 +268,8 @@ def test_a_message_that_does_not_fit_is_refused_before_it_is_sent(kind: ChannelK
         for size in (0, 9):
             with pytest.raises(ValueError, match=f"a message of {size} bytes: this channel sends 1 to 8"):
                 one.send([memoryview(bytes(size))], within())
-        assert one.statistics.messages_sent == 0
+        with pytest.raises(DeadlineExceeded):
+            other.recv(memoryview(bytearray(8)), within(0.05))
 
 
 def test_a_message_stays_when_the_buffer_for_it_is_too_short(pair: Pair, buffer: memoryview) -> None:

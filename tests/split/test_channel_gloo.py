@@ -72,7 +72,7 @@ def test_a_queue_that_failed_gives_out_what_it_has_first() -> None:
     queue = SlotQueue(2)
     queue.filled(7)
     queue.fail(ChannelClosed("over"))
-    assert queue.wait_filled(within(), "")[0] == 7
+    assert queue.wait_filled(within(), "") == 7
     queue.emptied()
     with pytest.raises(ChannelClosed, match="over"):
         queue.wait_filled(within(), "")

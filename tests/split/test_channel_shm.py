@@ -18,11 +18,13 @@ from cluster.channel import (
     ChannelUnavailable,
     DeadlineExceeded,
     PeerDied,
+    check_channel,
     futex,
     offer_channel,
     open_channel,
 )
-from cluster.channel.process import ProcessIdentity, ProcessWatch
+from cluster.channel import segment as segments
+from cluster.channel.process import ProcessIdentity, ProcessWatch, pid_namespace
 from cluster.channel.ring import RingReader, RingWriter, ring_bytes
 from cluster.channel.segment import DIRECTORY, SharedSegment, remove_orphans, unlink
 from tests.split.test_channel import Peer, offered, pair_of, within
@@ -108,6 +110,50 @@ def test_an_address_that_differs_from_its_segment_is_refused(change: dict[str, i
     with pytest.raises(ChannelUnavailable, match="its memory isn't laid out as its address says"):
         open_channel(replace(offer.address, **change), within())
     offer.withdraw()
+
+
+def test_an_offer_that_can_be_opened_passes_and_is_left_to_be_opened() -> None:
+    offer = offered("shm")
+    check_channel(offer.address)
+    with open_channel(offer.address, within()):
+        offer.accept(within()).close()
+
+
+def test_an_offer_of_another_pid_namespace_is_refused_before_it_is_opened() -> None:
+    offer = offered("shm")
+    elsewhere = offer.address.location.replace(f".{pid_namespace()}.", ".1.")
+    with pytest.raises(ChannelUnavailable, match="share the PID namespace between the two containers"):
+        check_channel(replace(offer.address, location=elsewhere))
+    offer.withdraw()
+
+
+def test_an_offer_in_another_dev_shm_is_refused_before_it_is_opened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As of two containers that share their processes alone."""
+    offer = offered("shm")
+    with monkeypatch.context() as here:
+        here.setattr(segments, "DIRECTORY", tmp_path)
+        with pytest.raises(ChannelUnavailable, match=rf"process {os.getpid()} has made it, .*\(No such file or direc"):
+            check_channel(offer.address)
+    offer.withdraw()
+
+
+def test_an_offer_of_another_user_is_refused_before_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By root, too, who could open it."""
+    offer, user = offered("shm"), os.geteuid()
+    with monkeypatch.context() as here:
+        here.setattr(os, "geteuid", lambda: user + 1)
+        with pytest.raises(ChannelUnavailable, match=f"it belongs to user {user}, .* run both sides as one user"):
+            check_channel(offer.address)
+    offer.withdraw()
+
+
+def test_an_offer_of_a_process_that_has_ended_is_no_reason_to_refuse() -> None:
+    with Peer("offer") as peer:
+        address = ChannelAddress.from_json(str(peer.read()["address"]))
+    unlink(address.location)
+    check_channel(address)
 
 
 def test_a_channel_larger_than_dev_shm_is_refused_with_the_remedy() -> None:

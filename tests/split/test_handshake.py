@@ -25,6 +25,7 @@ from cluster.channel import (
 )
 from cluster.contract.errors import ContractError
 from cluster.control.member import Member
+from cluster.control.refusals import ControlError
 from cluster.control.settings import MemberSettings
 from cluster.errors import UserError
 from cluster.speculation.handshake import round_sizes
@@ -46,6 +47,7 @@ from cluster.speculation.pairing import offer_rounds, open_rounds
 from cluster.speculation.rounds import DraftClient, RoundTimes
 from cluster.speculation.settings import RemoteDraftSettings
 from tests.control import CONTRACT, coordinator, join, pair_up, together
+from tests.split.test_channel import Peer
 
 SIZES = RoundSizes(
     max_num_reqs=2,
@@ -58,7 +60,6 @@ SIZES = RoundSizes(
     vocab_size=10,
     block_tables=(BlockTableSizes(width=2, block_size=32, num_blocks=8),),
     with_input_ids=False,
-    draft_logits_dtype=None,
 )
 DIGEST = "0f" * 32
 
@@ -242,6 +243,22 @@ def test_a_draft_that_can_not_reach_the_target_s_gpu_says_so_to_both(members: tu
     texts = together(offer, open_here)
     assert texts[1] == "the cuda_ipc channel: this process has no GPU; use the shm channel"
     assert texts[0] == texts[1]
+
+
+def test_a_target_that_dies_while_its_draft_opens_the_channel_is_a_lost_one(members: tuple[Member, Member]) -> None:
+    """Not a channel that can't be had, which would end a draft that can serve the next one."""
+    target, draft = members
+    with Peer("offer") as peer:
+        offered = json.loads(str(peer.read()["address"]))
+
+    def open_here() -> str:
+        with pytest.raises(ControlError) as lost:
+            open_rounds(draft, CONTRACT, [2560])
+        return str(lost.value)
+
+    _, text = together(lambda: target.offer_channel(ChannelAddress(**offered), OPTIONS), open_here)
+    assert text.startswith("the shm channel between target and draft: it didn't open (")
+    assert "the process that offered it has ended" in text
 
 
 def test_a_draft_whose_target_dies_before_it_loads_ends_and_says_so(tmp_path: Path) -> None:

@@ -199,9 +199,8 @@ def test_a_tensor_that_does_not_fit_the_sizes_is_refused_before_anything_is_writ
     assert channel.requested == 0
 
 
-def test_a_draft_ends_at_a_notice_of_another_epoch(channel: EagerChannel) -> None:
-    server = DeviceDraft(Recording(), channel, CODEC, epoch=2)  # type: ignore[arg-type]
-    buffer = memoryview(bytearray(max_notice_bytes(SIZES)))
+def notice_of_a_round() -> memoryview:
+    """The first one of epoch 1."""
     one = np.ones(1, np.int32)
     notice = RoundNotice(
         epoch=1,
@@ -213,8 +212,24 @@ def test_a_draft_ends_at_a_notice_of_another_epoch(channel: EagerChannel) -> Non
         num_scheduled_tokens=one,
         seq_lens_cpu_upper_bound=one,
     )
-    channel.send([CODEC.encoder(buffer).encode(notice)], DEADLINE_S)
+    return CODEC.encoder(memoryview(bytearray(max_notice_bytes(SIZES)))).encode(notice)
+
+
+def test_a_draft_ends_at_a_notice_of_another_epoch(channel: EagerChannel) -> None:
+    server = DeviceDraft(Recording(), channel, CODEC, epoch=2)  # type: ignore[arg-type]
+    channel.send([notice_of_a_round()], DEADLINE_S)
     assert server.serve() == "a RoundNotice of epoch 1 came in epoch 2"
+    assert channel.replied == 0
+
+
+def test_a_draft_leaves_a_round_that_its_target_has_given_up(channel: EagerChannel) -> None:
+    """The notice lay there while the draft's process was stopped; its target's memory may be gone by now."""
+    hosted = Recording()
+    channel.send([notice_of_a_round()], DEADLINE_S)
+    channel.requested, channel.lost = 1, ChannelClosed("the peer closed the channel")
+    channel.abort()
+    assert DeviceDraft(hosted, channel, CODEC, epoch=1).serve() == "the peer closed the channel"  # type: ignore[arg-type]
+    assert not hosted.came
     assert channel.replied == 0
 
 

@@ -43,7 +43,7 @@ def test_sizes_are_the_contracts_and_what_it_doesnt_have_is_offered(contract: KV
     sizes = round_sizes(contract, OPTIONS)
     assert [table.block_size for table in sizes.block_tables] == [16, 16]
     assert {table.num_blocks for table in sizes.block_tables} == {contract.num_blocks}
-    assert (sizes.num_speculative_tokens, sizes.hidden_dtype, sizes.draft_logits_dtype) == (7, "bfloat16", None)
+    assert (sizes.num_speculative_tokens, sizes.hidden_dtype) == (7, "bfloat16")
 
 
 def test_a_draft_that_reads_the_targets_kv_follows_the_same_tables_whichever_way() -> None:
@@ -58,8 +58,8 @@ def test_a_draft_that_reads_the_targets_kv_follows_the_same_tables_whichever_way
     assert sizes == [(), tuple(group.row_bytes // 2 for group in mirrored.mirrors)]
 
 
-@pytest.mark.parametrize("wrong", [{"block_table_widths": [1, 2560]}, {"draft_logits_dtype": "int3"}])
+@pytest.mark.parametrize("wrong", [{"block_table_widths": [1, 2560]}, {"num_prefill_lookahead": 0}])
 def test_an_offer_that_doesnt_fit_is_no_crash(contract: KVContract, wrong: dict[str, object]) -> None:
-    options = RoundOptions(num_prefill_lookahead=1, **({"block_table_widths": [2560, 2560]} | wrong))
+    options = RoundOptions(**({"num_prefill_lookahead": 1, "block_table_widths": [2560, 2560]} | wrong))
     with pytest.raises(DocumentError):
         round_sizes(contract, options)

@@ -38,7 +38,6 @@ SIZES = RoundSizes(
         BlockTableSizes(width=9, block_size=8, num_blocks=20),
     ),
     with_input_ids=True,
-    draft_logits_dtype="bfloat16",
 )
 DIGEST = "0123456789abcdef" * 4
 
@@ -84,12 +83,10 @@ def request_of(sizes: RoundSizes, lengths: list[int], seed: int = 0) -> ProposeR
 def reply_of(sizes: RoundSizes, num_reqs: int, num_speculative_tokens: int, seed: int = 0) -> ProposeReply:
     random = np.random.default_rng(seed)
     shape = (num_reqs, num_speculative_tokens)
-    logits = random.integers(0, 2**16, (*shape, sizes.vocab_size)).astype(np.uint16)
     return ProposeReply(
         epoch=7,
         step=9,
         draft_token_ids=random.integers(0, sizes.vocab_size, shape),
-        draft_logits=None if sizes.draft_logits_dtype is None else logits,
         draft_time_us=1234,
     )
 
@@ -132,9 +129,8 @@ def test_a_request_arrives_as_it_was_sent(
 
 
 @pytest.mark.parametrize("num_speculative_tokens", [0, 1, 3])
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_a_reply_arrives_as_it_was_sent(num_speculative_tokens: int, dtype: str | None) -> None:
-    codec = MessageCodec(replace(SIZES, draft_logits_dtype=dtype), DIGEST)
+def test_a_reply_arrives_as_it_was_sent(num_speculative_tokens: int) -> None:
+    codec = MessageCodec(SIZES, DIGEST)
     reply = reply_of(codec.sizes, 6, num_speculative_tokens)
     assert_same(codec.decode(memoryview(encoded(codec, reply))), reply)
 
@@ -168,7 +164,7 @@ def test_decoded_tensors_are_aligned_views_of_the_received_bytes() -> None:
 
 
 def test_the_wire_is_little_endian_and_stays_as_it_is() -> None:
-    codec = MessageCodec(replace(SIZES, draft_logits_dtype=None), DIGEST)
+    codec = MessageCodec(SIZES, DIGEST)
     raw = encoded(
         codec,
         ProposeReply(epoch=3, step=4, draft_token_ids=np.array([[1, 2]]), draft_time_us=5),

@@ -58,6 +58,17 @@ def test_one_that_is_stopped_while_it_is_started_again_ends(tmp_path: Path, capf
     assert "coordinator's process:" not in capfd.readouterr().err
 
 
+def test_one_that_is_about_to_end_is_not_started_again(tmp_path: Path) -> None:
+    settings = CoordinatorSettings(address=f"unix:{tmp_path / 'coordinator'}", policy=Policy())
+    supervised = SupervisedProcess("coordinator", "cluster.control.coordinator_process", to_plain(settings))
+    supervised.await_start()
+    supervised.let_end()
+    supervised.popen.send_signal(signal.SIGKILL)
+    eventually(lambda: not supervising(), deadline_s=DEADLINE_S)
+    assert supervised.restarts == 0
+    supervised.stop(DEADLINE_S)
+
+
 def supervising() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("dspark-supervise")]
 

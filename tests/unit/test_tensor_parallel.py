@@ -1,10 +1,14 @@
 """What of several tensor-parallel ranks needs no engine: their facts, and the arguments of a pair's two engines."""
 
+import logging
+import os
 import re
+import threading
 import time
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,3 +86,45 @@ def test_a_process_that_waits_for_ever_ends() -> None:
     process.start()
     process.join(DEADLINE_S)
     assert process.exitcode == 1
+
+
+class EndedRank:
+    """The executor's end of a rank whose process has ended, as the executor itself doesn't know yet."""
+
+    def __init__(self, why: Exception) -> None:
+        self.process = self
+        self._why = why
+        self.sentinel, other = os.pipe()
+        os.close(other)  # so it can be read, as an ended process's
+
+    def send(self, _: object) -> None:
+        raise BrokenPipeError("Broken pipe")
+
+    def lost(self) -> Exception:
+        return self._why
+
+
+def test_a_rank_s_end_that_a_call_finds_is_told_to_whoever_uses_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    """The core of an engine keeps the error of a call for its metrics to that call; and a death is told once."""
+    from cluster.engine.tensor_parallel import RankLost, TensorParallelExecutor
+
+    lost = RankLost("tensor-parallel rank 1", "its process has ended with exit code -9", "start again")
+    executor: Any = TensorParallelExecutor.__new__(TensorParallelExecutor)
+    executor._lost, executor._losing, executor._closed, executor._busy_since_s = None, threading.Lock(), False, None
+    executor.others, ended, told = [EndedRank(lost)], [], []
+    executor._end_others = lambda: ended.append(True)
+    executor._on_failure = None
+    executor.register_failure_callback(lambda: told.append("failed"))
+    with caplog.at_level(logging.ERROR), pytest.raises(RankLost, match="rank 1: its process has ended"):
+        executor.collective_rpc("round_report")
+    assert (told, ended) == (["failed"], [True])
+    assert "tensor-parallel rank 1: its process has ended with exit code -9" in caplog.text
+    with pytest.raises(RankLost, match="rank 1"):
+        executor.check_health()
+    watching = threading.Thread(target=executor.follow_loss, args=(lost,))
+    watching.start()
+    executor._closed = True
+    watching.join(DEADLINE_S)
+    executor.register_failure_callback(lambda: told.append("had failed"))
+    assert told == ["failed", "had failed"]
+    os.close(executor.others[0].sentinel)

@@ -36,7 +36,6 @@ from cluster.speculation.messages.reply import (
     max_reply_bytes,
     no_proposal_from,
     no_proposal_header,
-    reply_arrays,
     reply_from,
     reply_header,
     reply_layout,
@@ -104,7 +103,7 @@ class MessageCodec:
         header = Header(kind=Kind.PROPOSE_REPLY, epoch=request.epoch, step=request.step)
         reply = reply_from(header, layout.views(buffer[: layout.num_bytes]))
         beginning = bytearray(HEADER_BYTES)
-        write_header(memoryview(beginning), reply_header(self.sizes, reply), layout.num_bytes, self._fingerprint)
+        write_header(memoryview(beginning), reply_header(reply), layout.num_bytes, self._fingerprint)
         return AwaitedReply(
             buffer, layout.num_bytes, bytes(beginning[:DRAFT_TIME_OFFSET]), reply, self.sizes.vocab_size
         )
@@ -144,9 +143,9 @@ class MessageCodec:
             check_request_header(self.sizes, header)
             return header, self._request_plan(header.num_reqs, header.num_tokens), request_arrays(message)
         if isinstance(message, ProposeReply):
-            header = reply_header(self.sizes, message)
+            header = reply_header(message)
             check_reply_header(self.sizes, header)
-            return header, self._reply_plan(header.num_reqs, header.num_speculative_tokens), reply_arrays(message)
+            return header, self._reply_plan(header.num_reqs, header.num_speculative_tokens), [message.draft_token_ids]
         if isinstance(message, RoundNotice):
             header = notice_header(self.sizes, message)
             check_request_header(self.sizes, header)

@@ -9,7 +9,6 @@ class NoProposalReason(IntEnum):
     STALE_EPOCH = 1
     WRONG_DIGEST = 2
     DECODE_ERROR = 3
-    INTERNAL_ERROR = 4
 
 
 class MessageError(ValueError):

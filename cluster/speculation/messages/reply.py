@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 from cluster.speculation.messages.errors import MessageError, NoProposalReason
 from cluster.speculation.messages.header import Header, Kind
 from cluster.speculation.messages.layout import I64, Layout, Section, Tensor
-from cluster.speculation.messages.sizes import WIRE_DTYPES, RoundSizes
-
-_WITH_DRAFT_LOGITS = 1
+from cluster.speculation.messages.sizes import RoundSizes
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -22,8 +20,6 @@ class ProposeReply:
     step: int
     draft_token_ids: NDArray[np.int64]
     """[B, K of the request], each below V."""
-    draft_logits: NDArray[Any] | None = None
-    """[B, K of the request, V] of `RoundSizes.draft_logits_dtype`, where that isn't None; bfloat16 as uint16."""
     draft_time_us: int = 0
     """From the decoded request to the finished tokens."""
 
@@ -38,11 +34,7 @@ class NoProposal:
 
 
 def reply_layout(sizes: RoundSizes, num_reqs: int, num_speculative_tokens: int) -> Layout:
-    B, K, V = num_reqs, num_speculative_tokens, sizes.vocab_size
-    tensors = [Tensor("draft_token_ids", I64, (B, K), below=V)]
-    if sizes.draft_logits_dtype is not None:
-        tensors.append(Tensor("draft_logits", WIRE_DTYPES[sizes.draft_logits_dtype], (B, K, V)))
-    return Layout.of(tensors)
+    return Layout.of([Tensor("draft_token_ids", I64, (num_reqs, num_speculative_tokens), below=sizes.vocab_size)])
 
 
 def reply_section(sizes: RoundSizes, num_reqs: int) -> Section:
@@ -55,7 +47,7 @@ def max_reply_bytes(sizes: RoundSizes) -> int:
     return reply_layout(sizes, sizes.max_num_reqs, sizes.num_speculative_tokens).num_bytes
 
 
-def reply_header(sizes: RoundSizes, reply: ProposeReply) -> Header:
+def reply_header(reply: ProposeReply) -> Header:
     if reply.draft_token_ids.ndim != 2:
         raise MessageError(f"draft_token_ids has {reply.draft_token_ids.ndim} dimensions, it must have 2")
     num_reqs, num_speculative_tokens = reply.draft_token_ids.shape
@@ -65,7 +57,6 @@ def reply_header(sizes: RoundSizes, reply: ProposeReply) -> Header:
         step=reply.step,
         num_reqs=num_reqs,
         num_speculative_tokens=num_speculative_tokens,
-        flags=_reply_flags(sizes),
         draft_time_us=reply.draft_time_us,
     )
 
@@ -77,12 +68,8 @@ def check_reply_header(sizes: RoundSizes, header: Header) -> None:
     if header.num_speculative_tokens > sizes.num_speculative_tokens:
         found, limit = header.num_speculative_tokens, sizes.num_speculative_tokens
         raise MessageError(f"the reply has {found} tokens a request, the pair was set up for {limit}")
-    if header.flags != _reply_flags(sizes):
-        raise MessageError(f"the reply has flags {header.flags:#x}, {_reply_flags(sizes):#x} was agreed")
-
-
-def reply_arrays(reply: ProposeReply) -> list[NDArray[Any]]:
-    return [reply.draft_token_ids] if reply.draft_logits is None else [reply.draft_token_ids, reply.draft_logits]
+    if header.flags:
+        raise MessageError(f"the reply has flags {header.flags:#x}, and there are none")
 
 
 def reply_from(header: Header, arrays: list[NDArray[Any]]) -> ProposeReply:
@@ -90,7 +77,6 @@ def reply_from(header: Header, arrays: list[NDArray[Any]]) -> ProposeReply:
         epoch=header.epoch,
         step=header.step,
         draft_token_ids=arrays[0],
-        draft_logits=arrays[1] if len(arrays) > 1 else None,
         draft_time_us=header.draft_time_us,
     )
 
@@ -105,7 +91,3 @@ def no_proposal_from(header: Header) -> NoProposal:
     except ValueError:
         raise MessageError(f"no refusal has reason {header.flags}") from None
     return NoProposal(epoch=header.epoch, step=header.step, reason=reason)
-
-
-def _reply_flags(sizes: RoundSizes) -> int:
-    return 0 if sizes.draft_logits_dtype is None else _WITH_DRAFT_LOGITS

@@ -53,8 +53,6 @@ class RoundSizes:
     block_tables: tuple[BlockTableSizes, ...]
     with_input_ids: bool
     """Whether requests carry the scheduled token ids: autoregressive drafts read them."""
-    draft_logits_dtype: FloatDtype | None
-    """Of the logits in a reply; None where the draft is greedy and none are sent."""
     kv_row_sizes: tuple[int, ...] = ()
     """For each layer of the target's that the draft mirrors, the elements of one token's keys and values."""
 

@@ -536,12 +536,9 @@ class RoundOptions(_message.Message):
     BLOCK_TABLE_WIDTHS_FIELD_NUMBER: _builtins.int
     NUM_PREFILL_LOOKAHEAD_FIELD_NUMBER: _builtins.int
     WITH_INPUT_IDS_FIELD_NUMBER: _builtins.int
-    DRAFT_LOGITS_DTYPE_FIELD_NUMBER: _builtins.int
     SHARED_KV_FIELD_NUMBER: _builtins.int
     num_prefill_lookahead: _builtins.int
     with_input_ids: _builtins.bool
-    draft_logits_dtype: _builtins.str
-    """Empty where a reply carries no logits."""
     @_builtins.property
     def block_table_widths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Columns of each block table that travels: the most blocks that one request can have in it."""
@@ -556,12 +553,11 @@ class RoundOptions(_message.Message):
         block_table_widths: _abc.Iterable[_builtins.int] | None = ...,
         num_prefill_lookahead: _builtins.int = ...,
         with_input_ids: _builtins.bool = ...,
-        draft_logits_dtype: _builtins.str = ...,
         shared_kv: Global___SharedKV | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shared_kv", b"shared_kv"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table_widths", b"block_table_widths", "draft_logits_dtype", b"draft_logits_dtype", "num_prefill_lookahead", b"num_prefill_lookahead", "shared_kv", b"shared_kv", "with_input_ids", b"with_input_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_table_widths", b"block_table_widths", "num_prefill_lookahead", b"num_prefill_lookahead", "shared_kv", b"shared_kv", "with_input_ids", b"with_input_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
