@@ -226,7 +226,7 @@ def test_a_draft_leaves_a_round_that_its_target_has_given_up(channel: EagerChann
     """The notice lay there while the draft's process was stopped; its target's memory may be gone by now."""
     hosted = Recording()
     channel.send([notice_of_a_round()], DEADLINE_S)
-    channel.requested, channel.lost = 1, ChannelClosed("the peer closed the channel")
+    channel._requested, channel.lost = 1, ChannelClosed("the peer closed the channel")
     channel.abort()
     assert DeviceDraft(hosted, channel, CODEC, epoch=1).serve() == "the peer closed the channel"  # type: ignore[arg-type]
     assert not hosted.came
