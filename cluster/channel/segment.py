@@ -23,7 +23,8 @@ ENGINE: Final = "dspark-engine"
 """The memory in which vLLM's processes talk to each other."""
 _OWNED: Final = r"\.(\d{1,20})\.(\d{1,10})\.(\d{1,20})\.[0-9a-f]{16}"
 _NAME: Final = re.compile(_CHANNEL + _OWNED, re.ASCII)
-_ANY_NAME: Final = re.compile(f"(?:{_CHANNEL}|{ENGINE})" + _OWNED, re.ASCII)
+_ANY_NAME: Final = re.compile(f"(?:{_CHANNEL}|{ENGINE}){_OWNED}(?:-.*)?", re.ASCII)
+"""vLLM puts more behind the name that a group of ranks is given."""
 
 
 class SharedSegment:
@@ -128,6 +129,12 @@ def require_shared(name: str) -> None:
 
 def unlink(name: str) -> None:
     (DIRECTORY / name).unlink(missing_ok=True)
+
+
+def unlink_group(name: str) -> None:
+    """The segments that vLLM's CPU ranks have named after their group: they unlink them only at some of their ends."""
+    for path in DIRECTORY.glob(f"{name}-*"):
+        path.unlink(missing_ok=True)
 
 
 def segments_of(processes: Collection[ProcessIdentity]) -> list[Path]:

@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 import weakref
@@ -18,16 +19,17 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any, Final
 
 import cloudpickle
 import torch
 from vllm.platforms import current_platform
-from vllm.utils.network_utils import get_file_store_init_method
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.serial_utils import run_method
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
+from cluster.channel.segment import ENGINE, new_name, unlink_group
 from cluster.contract.errors import ContractViolation
 from cluster.engine.stuck import end_if_stuck, end_stuck
 from cluster.errors import UserError
@@ -70,7 +72,9 @@ class TensorParallelExecutor(UniProcExecutor):
         self._closed = False
         self._busy_since_s: float | None = None
         self._on_failure: Callable[[], None] | None = None
-        self._init_method = get_file_store_init_method()
+        # A CPU with AVX-512 names shared memory after it, by which `remove_orphans` then knows whose that is.
+        self._group = new_name(ENGINE)
+        self._init_method = f"file://{Path(tempfile.gettempdir()) / self._group}"
         self.others = [_OtherRank(self.vllm_config, rank, self._init_method) for rank in range(1, size)]
         self._end_others = weakref.finalize(self, _end, self.others)
         watched = weakref.ref(self), self.others
@@ -131,6 +135,7 @@ class TensorParallelExecutor(UniProcExecutor):
         for other in self.others:
             wait([other.process.sentinel], STOP_TIMEOUT_S)
         self._end_others()
+        unlink_group(self._group)
 
     def follow_loss(self, lost: RankLost) -> None:
         """In the thread that watches: until nothing here can wait for that rank any more."""

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cluster.channel.process import ProcessIdentity, ProcessWatch
+from cluster.channel.segment import segments_of
 from cluster.engine.in_process import Completion, GenerationRequest, InProcessEngine
 from cluster.engine.separate import SeparateEngine
 from cluster.engine.settings import EngineSettings
@@ -28,7 +29,7 @@ def colocated_ranks(settings: EngineSettings, requests: list[GenerationRequest],
 
 def ranks_beside_a_draft(settings: EngineSettings, requests: list[GenerationRequest], report: Report) -> None:
     """The same with the draft elsewhere, and then: the tokens when it is killed, when it has come back, and why the
-    engine ends when a rank is killed, and after how long."""
+    engine ends when a rank is killed, after how long, and what shared memory it leaves."""
     arm = Arm(SeparateEngine(settings))
     report_of = {"run": _plain(*arm.run(requests)), "lost_at_first": remote(arm).lost}
     draft, rank = separate_of(arm).draft_process, rank_process(arm.engine)
@@ -52,7 +53,7 @@ def ranks_beside_a_draft(settings: EngineSettings, requests: list[GenerationRequ
     except UserError as error:
         report_of |= {"error": str(error), "said_after_s": time.monotonic() - killed_s}
     arm.engine.close()
-    report(report_of)
+    report(report_of | {"left": [str(path) for path in segments_of([ProcessIdentity.current()])]})
 
 
 def rank_process(engine: InProcessEngine) -> int:

@@ -44,3 +44,4 @@ def test_a_rank_that_is_killed_ends_the_engine(reports: tuple[dict[str, Any], di
     _, separate = reports
     assert separate["error"].startswith("tensor-parallel rank 1: its process has ended with exit code -9;")
     assert separate["said_after_s"] < 10
+    assert separate["left"] == []

@@ -26,5 +26,8 @@ def test_memory_of_a_killed_engine_is_removed_and_of_a_living_one_is_not() -> No
         engine.kill()
         engine.wait()
     assert segment.is_file()
+    of_ranks = DIRECTORY / f"{segment.name}-tp:0-[0-1]-cpushm_0"  # as vLLM names what it puts beside
+    of_ranks.touch()
     remove_orphans()
     assert not segment.exists()
+    assert not of_ranks.exists()
