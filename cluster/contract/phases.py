@@ -7,8 +7,6 @@ from enum import Enum
 class Phase(Enum):
     """Where an engine is between its contract and its end. Only forwards."""
 
-    LOADING = "loading the model"
-    """Contract held, model not yet built: a draft worker that was told what to be before it loads."""
     PLANNING = "planning the KV cache"
     """From the contract (at the end of `get_kv_cache_spec`) until `initialize_from_config` is entered."""
     ALLOCATING = "allocating the KV cache"
@@ -61,15 +59,6 @@ _HASHING = {
 }
 
 PERMITTED: dict[Phase, dict[str, Permit]] = {
-    Phase.LOADING: {
-        "cache_config.block_size": Permit(
-            "the executor picks a block size that every backend takes, once the model is loaded "
-            "(platforms/interface.py, update_block_size_for_backend)"
-        ),
-        "cache_config.mamba_block_size": Permit("aligned with the block size in hybrid models", free=True),
-        "cache_config.mamba_page_size_padded": Permit("aligned with the attention page in hybrid models", free=True),
-        "cache_config.skip_page_size_padded": Permit("aligned with the quantised page", free=True),
-    },
     Phase.PLANNING: {
         "cache_config.kv_cache_layout": Permit(
             "resolved once by the engine core, and adopted by each worker (v1/attention/backends/utils.py)"

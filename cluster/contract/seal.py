@@ -8,7 +8,7 @@
 """
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
@@ -33,18 +33,15 @@ class Seal:
         configs: Mapping[str, object],
         *,
         fixed: Mapping[str, object],
-        observed: Iterable[ConfigWrite] = (),
         phase: Phase = Phase.PLANNING,
     ) -> None:
         """Seal `configs`, by their names in `SEALED`.
 
         Args:
             fixed: values that the contract fixes, by `config.field`.
-            observed: writes that a probe saw constructors make; the same ones pass while the model is loaded.
         """
         self._configs = dict(configs)
         self._fixed = dict(fixed)
-        self._observed = {(write.field, write.new) for write in observed}
         self._phase = phase
         self._values = dict(self._read())
         with ExitStack() as stops:
@@ -114,8 +111,6 @@ class Seal:
     def _permit(self, key: str, old: object, new: object, writer: Writer) -> None:
         permit = PERMITTED[self._phase].get(key)
         if permit is not None and (permit.free or self._fixed.get(key, new) == new):
-            return
-        if self._phase is Phase.LOADING and (key, as_text(new)) in self._observed:
             return
         reason = f"sealed while {self._phase.value}"
         if key in self._fixed:

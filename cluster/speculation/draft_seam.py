@@ -102,7 +102,8 @@ class DraftWorker(ContractWorker):
         said = ", ".join(sorted(word for words in named.values() for word in words))
         log.info("the draft is built again, as its contract has it: %s", said)
         self._forget_model()
-        self.load_model()
+        with refused_settings():
+            self.load_model()
         return True
 
     def _forget_model(self) -> None:
