@@ -87,13 +87,16 @@ class DraftWorker(ContractWorker):
 
     def follow_contract(self) -> bool:
         """vLLM chooses a draft's attention backend for itself, and most drafts then inherit none that their target was
-        given: one that can run with its target's is built again with that."""
+        given: one that can run with its target's is built again with that. One whose constructor has rewritten the
+        config would do it again, and is refused."""
         named = {"attention_config.backend": set[str](), "cache_config.cache_dtype": set[str]()}
         for difference in self.differences():
             if difference.layer not in self._of_target:
                 named[difference.field].add(difference.contracted)
         if not any(named.values()) or any(len(words) > 1 for words in named.values()):
             return False  # a draft has one of each, in all of its layers
+        if any(named.get(write.field) for write in self._observed.writes):
+            return False
         speculative = self.vllm_config.speculative_config
         for backend in named["attention_config.backend"]:
             speculative.attention_backend = AttentionBackendEnum[backend]
