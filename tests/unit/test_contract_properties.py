@@ -104,7 +104,7 @@ OTHERS: dict[str, Any] = {
 
 @st.composite
 def pairs(draw: st.DrawFn) -> Pair:
-    target = side("target", *draw(groups("target")), max_model_len=2048, kv_cache_bytes=1 << 26)
+    target = side("target", *draw(groups("target")), max_model_len=256, kv_cache_bytes=1 << 26)
     draft = side("draft", *draw(groups("draft")), kv_cache_bytes=1 << 26)
     if draw(st.integers(1, 8)) == 8:
         field = draw(st.sampled_from(sorted(OTHERS)))
