@@ -8,7 +8,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import yaml
 
@@ -126,6 +126,10 @@ class GatewayConfig(ListenSettings):
     token_file: Path | None = None
     """Holds the bearer token that clients must send."""
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    def admitting(self, max_running: int) -> Self:
+        """The same with another number of choices at once."""
+        return replace(self, limits=replace(self.limits, max_running=max_running))
 
     def server_settings(self) -> ServerSettings:
         """With the token out of its file. Raises UserError where that, or a file of TLS on this machine, can't be
@@ -247,15 +251,11 @@ def load_config(file: Path | None, overrides: Sequence[Override] = ()) -> Cluste
         _put(plain, override)
     try:
         config = from_plain(ClusterConfig, plain)
-        return config if "max_running" in plain.get("gateway", {}).get("limits", {}) else _filling_engines(config)
+        if "max_running" in plain.get("gateway", {}).get("limits", {}):
+            return config
+        return replace(config, gateway=config.gateway.admitting(config.engine.max_num_seqs * config.pools.replicas))
     except DocumentError as error:
         raise error.at(_source(error.path, file, overrides)) from error
-
-
-def _filling_engines(config: ClusterConfig) -> ClusterConfig:
-    """With a gateway that keeps none of the engines waiting."""
-    limits = replace(config.gateway.limits, max_running=config.engine.max_num_seqs * config.pools.replicas)
-    return replace(config, gateway=replace(config.gateway, limits=limits))
 
 
 def _read(file: Path) -> Any:

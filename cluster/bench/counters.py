@@ -16,12 +16,12 @@ _COUNTERS: Final = {
     "vllm:num_preemptions_total": "preemptions",
     "vllm:prefix_cache_hits_total": "prefix_cache_hits",
 }
-_OF_ROUNDS: Final = {
+_NAMES: Final = _COUNTERS | {
     "dspark_rounds_total": "rounds",
     "dspark_draft_lost": "draft_lost",
     "dspark_draft_losses_total": "draft_losses",
+    "process_start_time_seconds": "process_started",
 }
-_BEGINNINGS: Final = {"process_start_time_seconds": "process_started"}
 _NEVER_LOWER: Final = ("steps", "rounds", "draft_losses", *_COUNTERS.values())
 
 
@@ -101,7 +101,7 @@ def step_figures(counted: EngineCounters, duration_s: float) -> dict[str, float]
 
 def _began_again(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
     """Whether one replica's process is another, or counts from 0 again."""
-    if any(before.get(name) != after.get(name) for name in _BEGINNINGS.values()):
+    if before.get("process_started") != after.get("process_started"):
         return True
     return any(after.get(name, 0.0) < before.get(name, 0.0) for name in _NEVER_LOWER)
 
@@ -113,4 +113,4 @@ def _name(sample: str, labels: Mapping[str, str]) -> str | None:
         return labels["part"]
     if sample == "dspark_channel_bytes_total":
         return f"bytes_{labels['direction']}"
-    return _COUNTERS.get(sample) or _OF_ROUNDS.get(sample) or _BEGINNINGS.get(sample)
+    return _NAMES.get(sample)

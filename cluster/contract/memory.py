@@ -5,7 +5,9 @@ counted as vLLM counts them (`get_kv_cache_capacity`): requests of `max_model_le
 one engine this is an upper bound: vLLM may pad the draft's pages to the target's.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.contract.contract import GroupContract, KVContract
 from cluster.contract.facts import SideFacts
@@ -17,6 +19,12 @@ _GIB = 1 << 30
 def binary_size(num_bytes: int) -> str:
     """Bytes for people: in GiB, or in MiB where that would be nearly none."""
     return f"{num_bytes / _GIB:.1f} GiB" if num_bytes >= _GIB // 10 else f"{num_bytes / (1 << 20):.1f} MiB"
+
+
+def parameter_bytes(parameters: Iterable[Any]) -> int:
+    """Of torch's parameters. Tied weights are one parameter under two names, and one memory."""
+    unique = {id(parameter): parameter for parameter in parameters}
+    return sum(parameter.numel() * parameter.element_size() for parameter in unique.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

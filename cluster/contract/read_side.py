@@ -13,6 +13,7 @@ from vllm.platforms import current_platform
 
 from cluster.contract.digests import config_digest, tokenizer_digest
 from cluster.contract.facts import ConfigWrite, KVSharing, QuantizationFacts, Role, SideFacts
+from cluster.contract.memory import parameter_bytes
 from cluster.contract.read_groups import read_groups
 from cluster.contract.selections import Selection
 from cluster.contract.vllm_names import KVCacheSpec, LinearBase, get_eagle3_aux_layers_from_config
@@ -88,7 +89,7 @@ def read_side(side: BuiltSide) -> SideFacts:
     folder = Path(model.model)
     release, _, build = vllm.__version__.partition("+")
     capability = current_platform.get_device_capability()
-    weight_bytes = _bytes(side.weights)
+    weight_bytes = parameter_bytes(side.weights)
     non_causal = any(getattr(spec, "non_causal", False) for spec in side.specs.values())
     return SideFacts(
         role=side.role,
@@ -123,8 +124,8 @@ def read_side(side: BuiltSide) -> SideFacts:
         max_num_seqs=config.scheduler_config.max_num_seqs,
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         weight_bytes=weight_bytes,
-        shared_weight_bytes=_bytes(side.borrowed),
-        projection_bytes=_bytes(_projection(side.module)) if side.role == "draft" else 0,
+        shared_weight_bytes=parameter_bytes(side.borrowed),
+        projection_bytes=parameter_bytes(_projection(side.module)) if side.role == "draft" else 0,
         kv_cache_bytes=_kv_cache_bytes(config, weight_bytes) if side.kv_cache_bytes is None else side.kv_cache_bytes,
         num_gpu_blocks_override=config.cache_config.num_gpu_blocks_override,
         kv_exports=side.kv_exports,
@@ -135,12 +136,6 @@ def read_side(side: BuiltSide) -> SideFacts:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:
-    """Tied weights are one parameter under two names, and one memory."""
-    unique = {id(parameter): parameter for parameter in parameters}
-    return sum(parameter.numel() * parameter.element_size() for parameter in unique.values())
 
 
 def _projection(draft: torch.nn.Module) -> Iterable[torch.nn.Parameter]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from cluster.contract.memory import parameter_bytes
 from cluster.engine.pair import DRAFT_SHARE
 
 _ROW_WIDTHS: Final = 16
@@ -30,8 +31,7 @@ def kv_cache_bytes(vllm_config: Any, device: torch.device, weights: Iterable[tor
 def left_of(total: int, vllm_config: Any, weights: Iterable[torch.nn.Parameter]) -> int:
     """The same of a GPU with `total` bytes."""
     share: float = vllm_config.additional_config[DRAFT_SHARE]
-    held: int = sum(weight.nbytes for weight in {id(weight): weight for weight in weights}.values())
-    return max(0, int(total * share) - held - _round_bytes(vllm_config) - _OTHER_BYTES)
+    return max(0, int(total * share) - parameter_bytes(weights) - _round_bytes(vllm_config) - _OTHER_BYTES)
 
 
 def _round_bytes(vllm_config: Any) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar
 
-from cluster.config import ChannelConfig, ClusterConfig, GatewayConfig, PoolConfig, PoolsConfig
+from cluster.config import ChannelConfig, ClusterConfig, PoolConfig
 from cluster.contract.policy import Policy
 from cluster.engine.cpu import profile
 from cluster.errors import UserError
@@ -75,7 +75,9 @@ def make_variant(arm: ArmName, config: ClusterConfig, settings: Mapping[str, Any
     )
     if sizing == "equal" and config.has_draft_workers:
         pools = replace(pools, **_equal(config))
-    mine = replace(config, pools=pools, gateway=_before(pools, config), channel=ChannelConfig(), contract=Policy())
+    # It admits as much more as there are more replicas.
+    gateway = config.gateway.admitting(config.gateway.limits.max_running * pools.replicas // config.pools.replicas)
+    mine = replace(config, pools=pools, gateway=gateway, channel=ChannelConfig(), contract=Policy())
     foreign = ["pools.draft", "pools.hosts", "pools.placement", "channel", "contract"]
     if arm == "plain":
         no_draft: dict[str, Any] = dict.fromkeys(("draft", "num_speculative_tokens", "synthetic_acceptance_length"))
@@ -83,13 +85,6 @@ def make_variant(arm: ArmName, config: ClusterConfig, settings: Mapping[str, Any
         foreign.append("model")
     own = {key: value for key, value in settings.items() if not key.startswith(tuple(foreign))}
     return Variant(arm=arm, settings=own, config=mine)
-
-
-def _before(pools: PoolsConfig, config: ClusterConfig) -> GatewayConfig:
-    """The gateway of an arm with other pools than the config's: it admits as much more as there are more replicas."""
-    gateway = config.gateway
-    running = gateway.limits.max_running * pools.replicas // config.pools.replicas
-    return replace(gateway, limits=replace(gateway.limits, max_running=running))
 
 
 def hardware(config: ClusterConfig) -> Hardware:

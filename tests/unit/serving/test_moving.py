@@ -9,7 +9,7 @@ import pytest
 
 from cluster.serving.engine import EngineDeadError, EngineDelta
 from cluster.serving.errors import RequestError
-from cluster.serving.router import Router
+from cluster.serving.router import Drained, Router
 from cluster.serving.types import (
     ChoiceDelta,
     FinishReason,
@@ -220,15 +220,23 @@ class Latecomer(Successor):
             await super().abort(request_ids)
 
 
-@in_a_loop
-async def test_a_request_that_its_replica_hears_of_after_the_abort_is_moved_nevertheless() -> None:
-    late = Latecomer()
-    router = Router({"target-0": late, "target-1": Successor()})
+async def aborted_unheard(
+    late: Latecomer, router: Router
+) -> tuple[asyncio.Task[list[EngineDelta]], asyncio.Task[Drained]]:
+    """The request and the drain of its replica, which doesn't know of it when it is to be aborted."""
     running = asyncio.create_task(run(router))
     await asyncio.sleep(0)
     draining = asyncio.create_task(router.drain("target-0", grace_s=0))
     while not late.aborts:
         await asyncio.sleep(0)
+    return running, draining
+
+
+@in_a_loop
+async def test_a_request_that_its_replica_hears_of_after_the_abort_is_moved_nevertheless() -> None:
+    late = Latecomer()
+    router = Router({"target-0": late, "target-1": Successor()})
+    running, draining = await aborted_unheard(late, router)
     late.heard.set()
     drained = await asyncio.wait_for(draining, 5)
     assert (drained.finished, drained.moved) == (0, 1)
@@ -239,11 +247,7 @@ async def test_a_request_that_its_replica_hears_of_after_the_abort_is_moved_neve
 async def test_a_request_that_ends_while_it_is_to_be_moved_wasnt_moved() -> None:
     late = Latecomer()
     router = Router({"target-0": late, "target-1": Successor()})
-    running = asyncio.create_task(run(router))
-    await asyncio.sleep(0)
-    draining = asyncio.create_task(router.drain("target-0", grace_s=0))
-    while not late.aborts:
-        await asyncio.sleep(0)
+    running, draining = await aborted_unheard(late, router)
     late.go_on()
     late.heard.set()
     drained = await asyncio.wait_for(draining, 5)
