@@ -33,6 +33,7 @@ from cluster.speculation.settings import remote_draft_settings
 
 if TYPE_CHECKING:
     from cluster.speculation.remote import PairedDraft, RemoteSpeculator
+    from cluster.speculation.target_seam import DraftlessSpeculator
 
 _KV_EXPORTS: Final[Mapping[ChannelKind, tuple[KVSharing, ...]]] = {
     "shm": ("map", "mirror"),
@@ -152,7 +153,7 @@ class TargetWorker(ContractWorker):
 
     def shutdown(self) -> None:
         # There is none before the model's runner is there, nor after a first shutdown.
-        speculator: RemoteSpeculator | None = getattr(self.model_runner, "speculator", None)
+        speculator: DraftlessSpeculator | None = getattr(self.model_runner, "speculator", None)
         if speculator is not None:
             speculator.close()
         super().shutdown()  # waits for the stream

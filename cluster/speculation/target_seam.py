@@ -39,6 +39,9 @@ class DraftlessSpeculator(DraftModelSpeculator):
         broadcast: torch.Tensor = get_tp_group().broadcast(drafts)
         return broadcast
 
+    def close(self) -> None:
+        """No round comes any more. There is nothing to let go of, but for a rank that has the draft."""
+
     def leave_ranks(self) -> None:
         """When no step comes any more, and the stream has passed all there were."""
         if self._gate is not None:

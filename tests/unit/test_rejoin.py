@@ -181,6 +181,19 @@ def test_a_worker_that_shuts_down_ends_its_pair_first_and_then_its_part_in_the_r
     worker(model_runner=None, _exported=None).shutdown()
 
 
+def test_a_further_rank_s_worker_shuts_down_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cluster.engine.contract_worker import ContractWorker
+    from cluster.speculation.following import FollowingSpeculator
+
+    ended: list[str] = []
+    monkeypatch.setattr(ContractWorker, "shutdown", lambda _: ended.append("vLLM's part"))
+    speculator: Any = FollowingSpeculator.__new__(FollowingSpeculator)
+    speculator._gate = SimpleNamespace(close=lambda: ended.append("the gate"))
+    worker(model_runner=SimpleNamespace(speculator=speculator), _exported=None).shutdown()
+    assert ended == ["vLLM's part", "the gate"]
+    assert speculator._gate is None
+
+
 def test_a_channel_through_which_no_rounds_begin_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft serves it until then, and nobody else."""
     from cluster.speculation import remote
