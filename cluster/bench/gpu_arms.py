@@ -61,6 +61,7 @@ class Engine:
             self._connection.send_bytes(b"")
         self._process.join(_STOP_TIMEOUT_S)
         if self._process.is_alive():
+            messages.print(f"{self.plan.name} has not ended after {_STOP_TIMEOUT_S:.0f} s, and is killed")
             self._process.kill()
             self._process.join()
 

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import cloudpickle
 import torch
+from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
 from vllm.platforms import current_platform
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.serial_utils import run_method
@@ -131,6 +132,7 @@ class TensorParallelExecutor(UniProcExecutor):
             other.ask_to_end()
         self._busy_since_s = time.monotonic()
         super().shutdown()
+        _leave_groups()
         self._busy_since_s = None
         for other in self.others:
             wait([other.process.sentinel], STOP_TIMEOUT_S)
@@ -294,6 +296,14 @@ def _run_rank(vllm_config: Any, rank: int, init_method: str, connection: Connect
             if answers:
                 connection.send((None, value))
     wrapper.shutdown()
+    _leave_groups()
+
+
+def _leave_groups() -> None:
+    """In each rank, while the others do: NCCL ends a group with all who are in it, and may wait for one that has gone.
+    vLLM would do it in the first rank's process alone, when the others have ended; it finds it done."""
+    destroy_model_parallel()
+    destroy_distributed_environment()
 
 
 def _end_with_parent() -> None:

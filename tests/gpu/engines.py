@@ -70,7 +70,7 @@ def settings_of(pair: str, folder: Path, kind: type[EngineSettings] = SplitSetti
 
 
 def apart(function: Callable[..., None], *arguments: Any) -> Any:
-    """What `function(*arguments, connection)` sends, in a process of its own."""
+    """What `function(*arguments, connection)` sends, in a process of its own, which must end by itself."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=function, args=(*arguments, theirs))
@@ -78,9 +78,11 @@ def apart(function: Callable[..., None], *arguments: Any) -> Any:
     theirs.close()
     try:
         assert ours.poll(START_TIMEOUT_S)
-        return ours.recv()
-    finally:
+        sent = ours.recv()
         process.join(60)
+        assert process.exitcode is not None, "it has not ended"
+        return sent
+    finally:
         process.kill()
 
 

@@ -21,10 +21,12 @@ DEADLINE_S = 60
 
 
 def colocated_ranks(settings: EngineSettings, requests: list[GenerationRequest], report: Report) -> None:
-    """Each rank has its part of target and draft: completions and rounds."""
+    """Each rank has its part of target and draft: completions and rounds, and how the other rank's process has ended
+    when the engine was closed."""
     with InProcessEngine(settings) as engine:
-        result = _plain(*Arm(engine).run(requests))
-    report(result)
+        run = _plain(*Arm(engine).run(requests))
+        process = _other_rank(engine)
+    report({"run": run, "ended": process.exitcode})
 
 
 def ranks_beside_a_draft(settings: EngineSettings, requests: list[GenerationRequest], report: Report) -> None:
@@ -58,9 +60,12 @@ def ranks_beside_a_draft(settings: EngineSettings, requests: list[GenerationRequ
 
 def rank_process(engine: InProcessEngine) -> int:
     """The id of the second rank's process."""
-    other = engine.vllm_engine.model_executor.others[0]
-    pid: int = other.process.pid
+    pid: int = _other_rank(engine).pid
     return pid
+
+
+def _other_rank(engine: InProcessEngine) -> Any:
+    return engine.vllm_engine.model_executor.others[0].process
 
 
 def tokens_with(arm: Arm, requests: list[GenerationRequest], event: Callable[[], None]) -> list[list[int]]:

@@ -26,18 +26,23 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
 
 def test_tokens_drafts_and_accepted_counts_are_the_same(reports: tuple[dict[str, Any], dict[str, Any]]) -> None:
     colocated, separate = reports
-    assert separate["run"] == colocated
+    assert separate["run"] == colocated["run"]
     assert separate["lost_at_first"] is None
-    assert sum(map(sum, colocated["accepted"])) > 0
+    assert sum(map(sum, colocated["run"]["accepted"])) > 0
 
 
 def test_a_draft_that_is_killed_costs_proposals_alone(reports: tuple[dict[str, Any], dict[str, Any]]) -> None:
     """On both ranks in the same step, or their tokens would differ; and it comes back on both."""
     colocated, separate = reports
     assert separate["lost_then"]
-    assert separate["killed"] == colocated["tokens"]
-    assert separate["again"]["tokens"] == colocated["tokens"]
+    assert separate["killed"] == colocated["run"]["tokens"]
+    assert separate["again"]["tokens"] == colocated["run"]["tokens"]
     assert sum(map(sum, separate["again"]["accepted"])) > 0
+
+
+def test_a_rank_ends_by_itself_with_its_engine(reports: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    colocated, _ = reports
+    assert colocated["ended"] == 0
 
 
 def test_a_rank_that_is_killed_ends_the_engine(reports: tuple[dict[str, Any], dict[str, Any]]) -> None:
