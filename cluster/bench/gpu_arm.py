@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from cluster.bench.dummy_pair import Shape, dummy_settings
 from cluster.channel.base import ChannelKind
 from cluster.contract.facts import KVSharing
+from cluster.contract.memory import parameter_bytes
 from cluster.engine.in_process import Completion, GenerationDelta, GenerationRequest, InProcessEngine, join_deltas
 from cluster.engine.separate import SeparateEngine
 from cluster.errors import UserError
@@ -151,7 +152,6 @@ def _facts(engine: InProcessEngine) -> ArmFacts:
     worker = engine.vllm_engine.model_executor.driver_worker.worker
     model_runner = worker.model_runner
     models = [model_runner.model] + ([model_runner.speculator.model] if model_runner.speculator is not None else [])
-    weights = {id(weight): weight for model in models for weight in model.parameters()}
     contract = engine.contract if isinstance(engine, SeparateEngine) else None
     if contract is not None:
         backends = {group.attention_backend for group in contract.groups}
@@ -159,7 +159,7 @@ def _facts(engine: InProcessEngine) -> ArmFacts:
         layers = worker.vllm_config.compilation_config.static_forward_context.values()
         backends = {layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")}
     return ArmFacts(
-        weight_bytes=sum(weight.nbytes for weight in weights.values()),
+        weight_bytes=parameter_bytes(weight for model in models for weight in model.parameters()),
         kv_tokens=engine.vllm_engine.vllm_config.cache_config.kv_cache_size_tokens,
         allocated_bytes=torch.cuda.memory_allocated(),
         attention_backends=sorted(backends),

@@ -81,8 +81,8 @@ FIXED = {
 }
 
 
-def sealed(cache_config: CacheConfig, phase: Phase = Phase.PLANNING, **more: Any) -> Seal:
-    return Seal({"cache_config": cache_config}, fixed=FIXED, phase=phase, **more)
+def sealed(cache_config: CacheConfig, phase: Phase = Phase.PLANNING) -> Seal:
+    return Seal({"cache_config": cache_config}, fixed=FIXED, phase=phase)
 
 
 def test_a_write_to_a_sealed_field_raises_and_names_field_values_class_and_line(cache_config: CacheConfig) -> None:
